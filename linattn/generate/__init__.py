@@ -1,5 +1,6 @@
 """From logits to tokens to text: sampling, and decoding with a state of constant size."""
 
+from linattn.generate.batch import complete as complete
 from linattn.generate.pool import Pool as Pool
 from linattn.generate.pool import PoolFullError as PoolFullError
 from linattn.generate.prefill import prefill as prefill

@@ -18,6 +18,11 @@ class Pending:
         else:
             self._tokens = tokens.to("cpu", copy=True)
 
+    @property
+    def finished(self) -> bool:
+        """True if the copy has arrived."""
+        return self._event is None or bool(self._event.query())
+
     def values(self) -> tuple[list, list[int]]:
         """Wait for the copy; returns the items with their tokens."""
         if self._event is not None:

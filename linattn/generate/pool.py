@@ -16,7 +16,7 @@ from linattn.generate import captured, sampling
 from linattn.generate.pending import Pending
 from linattn.generate.pool_lookup import PoolLookup
 from linattn.generate.prefixes import PrefixCache
-from linattn.generate.reading import PATIENCE, Batches
+from linattn.generate.reading import PATIENCE, Batches, FirstTokens, Reading
 from linattn.generate.request import Prompt, Request, Stops
 from linattn.generate.rows import Rows, fresh_state, shapes_of
 from linattn.generate.sampling import Sampling
@@ -35,9 +35,10 @@ class Pool:
     """States of up to ``slots`` sequences of one model. Each step of decoding advances all of them by a token.
 
     Prompts are read between the steps of the decoding sequences, at most ``block`` tokens of all prompts at a time, in pieces that end
-    at multiples of ``block``. A GPU reads pieces of several prompts as one batch, for which a prompt waits a few steps. With
-    ``prefix_bytes`` the most recently used states after such pieces are kept, and a later prompt with the same beginning starts from
-    the kept state; on a CPU its logits have the same bits as if the pool had read it alone from the start, on a GPU up to rounding.
+    at multiples of ``block``. A GPU reads pieces of several prompts as one batch, a few layers between two steps; a prompt waits some
+    steps for it, and some prompts are read before their slots are free. With ``prefix_bytes`` the most recently used states after such
+    pieces are kept, and a later prompt with the same beginning starts from the kept state; on a CPU its logits have the same bits as if
+    the pool had read it alone from the start, on a GPU up to rounding.
 
     Tokens equal those of :func:`linattn.generate.stream`, with a ``seed`` those of a generator with that seed, up to rounding: sums in
     a matrix product may be ordered differently for another number of rows.
@@ -72,12 +73,14 @@ class Pool:
         self._codec, self._device = codec, model.device
         self._fresh = fresh_state(model)
         self._rows = Rows(model, self._fresh, self._slots, self._context)
-        self._batches = _batches(model, self._fresh, self._block, self._rows)
+        self._batches = _batches(model, self._fresh, self._block, self._slots, self._rows)
         self._waited = PATIENCE  # steps since the last batch of pieces
         self._prefixes = PrefixCache(whole("prefix_bytes", prefix_bytes, 0), self._block)
         self._waiting: deque[Prompt] = deque()
-        self._reading: list[Prompt] = []  # each has the slot of its first request
-        self._ready: deque[tuple[Request, State, Tensor]] = deque()  # forks: their state and next token, waiting for a slot
+        self._reading: list[Prompt] = []  # each has the slot of its first request; on a GPU a few have none yet
+        self._read: Reading | None = None  # pieces that are being read now, as a batch
+        self._early = 0 if self._batches is None else self._batches.early  # prompts that may be read before there is a slot for them
+        self._ready: deque[tuple[Request, State, Tensor]] = deque()  # their state and next token, waiting for a slot
         self._active: list[Request] = []  # in the order of their rows
         self._pending: deque[Pending] = deque()  # tokens that are computed and not yet copied to the host
         self._found: deque[tuple[Request, int]] = deque()  # tokens that run() has not yielded yet
@@ -88,12 +91,13 @@ class Pool:
     @property
     def free(self) -> int:
         """Slots without a sequence."""
-        return self._slots - len(self._active) - len(self._reading)
+        return max(0, self._slots - len(self._active) - len(self._reading))
 
     @property
     def waiting(self) -> int:
         """Requests without a slot."""
-        return sum(len(p.requests) for p in (*self._waiting, *self._reading)) - len(self._reading) + len(self._ready)
+        slots = self._slots - len(self._active) - self.free  # of prompts that are being read
+        return sum(len(p.requests) for p in (*self._waiting, *self._reading)) + len(self._ready) - slots
 
     @property
     def nbytes(self) -> int:
@@ -155,15 +159,20 @@ class Pool:
             self._prefixes.clear()
             if self._batches is not None:
                 self._batches.clear()
+        found = self._found
         while True:
             with self._lock:
-                if not self._found and self._busy:
-                    self._advance()
-                event = self._found.popleft() if self._found else None
-                if event is None and not self._busy:
+                if not found and not self._busy:
                     return
-            if event is not None and event[0].reason != "cancelled":
-                yield event
+                if not found:
+                    self._advance()
+            while True:
+                try:
+                    event = found.popleft()
+                except IndexError:
+                    break
+                if event[0].reason != "cancelled":
+                    yield event
 
     def cancel(self, request: Request) -> None:
         """End ``request`` now: its slot is freed, and :meth:`run` yields no more of its tokens. Does nothing for a request that has ended.
@@ -189,6 +198,7 @@ class Pool:
         generator = self._generator(seed)
         with self._lock:
             self._check_queue()
+            self._end_reading()
             self._process_pending()
             twin = self._known(_is_request(request)).twin(generator)
             prompt = self._prompt(request)
@@ -209,6 +219,7 @@ class Pool:
             ValueError: for a request that waits, is being read or has ended, and for one of another pool.
         """
         with self._lock:
+            self._end_reading()
             self._process_pending()
             if self._known(_is_request(request)) not in self._active:
                 raise ValueError("request must be decoding, but its prompt has not been read yet")
@@ -221,21 +232,28 @@ class Pool:
     @torch.no_grad()
     def _advance(self) -> None:
         """Admit requests, read a piece of the prompts, and advance all active rows by a token."""
-        while self._ready and self.free:
-            self._join(*self._ready.popleft())
-        while self._waiting and self.free and not self._ready:
+        self._join_ready()
+        while self._waiting and len(self._reading) + len(self._ready) < self._slots - len(self._active) + self._early:
             self._reading.append(self._waiting.popleft())
-        if self._reading and self._due(pieces := self._pieces()):
-            self._read(pieces)
+        if self._read is not None and (not self._active or self._read.finished):
+            self._end_reading()
+        if self._read is None and self._reading and self._due(pieces := self._pieces()):
+            self._begin_reading(pieces)
+        if self._read is not None and self._read.parts:
+            self._read.run()
         self._waited += 1
         if self._lookup is not None:
             self._process_pending()
             self._take(self._lookup.advance(self._active) if self._active else [])
         elif self._active:
-            logits = self._rows.step(len(self._active))
+            soon = len(self._active) + len(self._ready) + len(self._reading) + len(self._waiting)
+            logits = self._rows.step(len(self._active), soon)
             tokens = self._rows.tokens[: len(self._active)]
-            sampling.sample_rows(logits, [(r.sampling, r.generator) for r in self._active], out=tokens)
+            if any(r.sampling.temperature for r in self._active):  # the step has chosen the most likely tokens
+                sampling.sample_rows(logits, [(r.sampling, r.generator) for r in self._active], out=tokens)
             self._pending.append(Pending(list(self._active), tokens))
+        if self._read is not None and not self._read.parts and self._read.first is None:
+            self._take_results(self._read)
         self._process_pending(self._ahead if self._active else 0)
 
     def _due(self, pieces: list[tuple[Prompt, int]]) -> bool:
@@ -246,26 +264,63 @@ class Pool:
         full = len(pieces) == self._batches.rows(longest) or len(pieces) < len(self._reading)
         return full or longest == self._block
 
-    def _read(self, pieces: list[tuple[Prompt, int]]) -> None:
-        """Read ``pieces`` of prompts; the requests of a finished prompt get their first token and join."""
+    def _begin_reading(self, pieces: list[tuple[Prompt, int]]) -> None:
+        """Read ``pieces`` of prompts, on a GPU as a batch, part by part between the next steps."""
         self._waited = 0
-        hidden = self._prefill(pieces)
+        if self._batches is None:
+            self._start(self._first_tokens(pieces, self._prefill(pieces)))
+        else:
+            own = [(p.ids[p.done : p.done + n], None if p.state is self._fresh else p.state) for p, n in pieces]
+            self._read = Reading(pieces, self._batches.of(own), own)
+
+    def _end_reading(self) -> None:
+        """Finish the batch that is being read, if there is one."""
+        if (read := self._read) is None:
+            return
+        while read.parts:
+            read.run()
+        first = self._take_results(read) if read.first is None else read.first
+        self._read = None
+        self._start(first)
+
+    def _take_results(self, read: Reading) -> FirstTokens:
+        """Copy states and first tokens from a batch that has been read, at least submitted to the GPU."""
+        hidden, states = read.batch.results()
+        for (prompt, _), state in zip(read.pieces, states, strict=True):
+            prompt.state = state
+        read.first = self._first_tokens(read.pieces, hidden.split(1))
+        return read.first
+
+    def _first_tokens(self, pieces: list[tuple[Prompt, int]], hidden: Sequence[Tensor]) -> FirstTokens:
+        """Record that ``pieces`` have been read; draws first tokens after prompts that end, from the last hidden states [1, D]."""
+        ended = []
         for (prompt, n), last in zip(pieces, hidden, strict=True):
             prompt.done += n
-            if prompt.done < len(prompt.ids):
-                if prompt.keys:
-                    self._prefixes.put(prompt.keys[prompt.done // self._block - 1], prompt.state.clone())
-                continue
-            logits = self._model.lm_head(last)  # [1, V]
-            self._reading.remove(prompt)
-            for request in prompt.requests:
-                token = sampling.sample(logits, request.sampling, request.generator)
-                self._pending.append(Pending([request], token))
+            if prompt.done == len(prompt.ids):
+                ended.append((prompt, last))
+            elif prompt.keys:
+                self._prefixes.put(prompt.keys[prompt.done // self._block - 1], prompt.state.clone())
+        head: Any = self._model.lm_head
+        together = self._batches is not None and bool(ended)  # on a CPU each alone, for the same bits whatever is read beside it
+        logits = head(torch.cat([last for _, last in ended])).split(1) if together else [head(last) for _, last in ended]
+        return FirstTokens([prompt for prompt, _ in ended], logits, self._device)
+
+    def _start(self, first: FirstTokens) -> None:
+        """Give requests their ``first`` tokens; those that go on join when there is a slot."""
+        for prompt in first.prompts:
+            if prompt.requests:  # else cancelled meanwhile
+                self._reading.remove(prompt)
+        for prompt, request, token, number in first.wait():
+            if not request.done:
                 self._ready.append((request, prompt.state, token))
-        if not self._ahead:
-            self._process_pending()  # requests that have ended need not join
-        while self._ready and self.free:
-            self._join(*self._ready.popleft())
+                self._accept(request, [number])
+        self._join_ready()
+
+    def _join_ready(self) -> None:
+        while self._ready and len(self._active) < self._slots:
+            request, state, token = self._ready.popleft()
+            self._rows.write(len(self._active), state, token)
+            self._active.append(request)
 
     def _pieces(self) -> list[tuple[Prompt, int]]:
         """Choose the prompts to read next, with the number of tokens of each: one batch, or together at most a block."""
@@ -287,12 +342,6 @@ class Pool:
 
     def _prefill(self, pieces: list[tuple[Prompt, int]]) -> list[Tensor]:
         """Read ``pieces`` in one call and replace the states of their prompts; returns the last hidden state [1, D] of each."""
-        if self._batches is not None:
-            own = [(p.ids[p.done : p.done + n], None if p.state is self._fresh else p.state) for p, n in pieces]
-            last, after = self._batches.read(own)
-            for (prompt, _), state in zip(pieces, after, strict=True):
-                prompt.state = state
-            return list(last.split(1))
         ids = torch.tensor([[i for p, n in pieces for i in p.ids[p.done : p.done + n]]], device=self._device)
         if len(pieces) == 1:
             hidden, pieces[0][0].state = self._model.model(ids, pieces[0][0].state, return_state=True)
@@ -304,16 +353,16 @@ class Pool:
             prompt.state = states.select([i])
         return [hidden[:, end - 1] for end in cu_seqlens[1:].tolist()]
 
-    def _join(self, request: Request, state: State, token: Tensor) -> None:
-        self._rows.write(len(self._active), state, token)
-        self._active.append(request)
-
     def _process_pending(self, keep: int = 0) -> None:
         """Process the computed tokens of all but the last ``keep`` steps, and remove sequences that end."""
         while len(self._pending) > keep:
-            requests, tokens = self._pending.popleft().values()
-            for request, token in zip(requests, tokens, strict=True):
-                self._accept(request, [token])
+            events = [event for event in zip(*self._pending.popleft().values(), strict=True) if event[0].reason is None]
+            for request, token in events:
+                request.accept(token)
+            self._found.extend(events)
+            for request, _ in events:
+                if request.reason is not None:
+                    self._remove(request)
 
     def _take(self, new: list[list[int]]) -> None:
         """Process the ``new`` tokens of each active request."""
@@ -374,11 +423,11 @@ class Pool:
             raise ValueError(f"ids and max_new_tokens are {total} tokens, but a layer keeps every token and context={self._context}")
 
 
-def _batches(model: Any, fresh: State, block: int, rows: Rows) -> Batches | None:
+def _batches(model: Any, fresh: State, block: int, slots: int, rows: Rows) -> Batches | None:
     """Batches for reading prompts on a GPU; None for growing states, and on a CPU, where batches save no time."""
     if fresh.position.device.type != "cuda" or rows.growing or captured.refusal(model) is not None:
         return None
-    return Batches(model.model, fresh, block)
+    return Batches(model.model, fresh, block, slots)
 
 
 def _is_request(request: Any) -> Request:

@@ -89,6 +89,11 @@ class Request:
     def accept(self, token: int) -> None:
         """Add ``token``, and set ``reason`` if the sequence ends with it."""
         self.tokens.append(token)
+        if self._decoder is not None or len(self.tokens) >= self.max_new_tokens or token in self.stops.ids:
+            self._end(token)
+
+    def _end(self, token: int) -> None:
+        """Set ``reason`` if the sequence ends with its last token, ``token``."""
         stopped = token in self.stops.ids
         ended = "stop" if stopped else "length" if len(self.tokens) >= self.max_new_tokens else None
         if self._decoder is not None:

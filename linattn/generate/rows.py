@@ -1,7 +1,8 @@
 """Rows of a pool: the states of many sequences in fixed buffers, and the captured steps that advance the first rows of them.
 
 Active rows are the first ones, so that a step works on a view of the buffers and no state is gathered or scattered. A row that leaves is
-replaced by the last active one. A step is captured for each of a few numbers of rows (:func:`bucket`).
+replaced by the last active one. A step is captured for each of a few numbers of rows (:func:`bucket`), a smaller one than those that exist
+only after a while, because capturing takes as long as hundreds of steps.
 
 Softmax layers have a slot per token. All rows write the token of a step into the same slot, number ``used``; a row's tokens are in the
 slots just before it, as many as the row has read, and the mask of the layer hides the others. When no slot is left, all rows are
@@ -10,6 +11,7 @@ moved to the front together.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +24,7 @@ from linattn.generate.captured import Choice, Step
 from linattn.models.memory import require
 from linattn.state import State
 
+SMALLER = {"cuda": 512, "cpu": 64}  # steps of more rows than needed before a smaller one is captured
 SPARE = 64  # least slots beyond the longest sequence; after as many steps the rows are moved to the front
 
 
@@ -48,7 +51,9 @@ class Rows:
         self._used, self._lengths = 0, [0] * slots
         self._buffers = capacity.preallocated(fresh.fork(slots), self.names, self._size)
         self.tokens = torch.zeros_like(self._buffers.position)
+        self._places: dict[int, list[dict[str, Tensor]]] = {}
         self._steps: dict[int, Callable[[], Tensor]] = {}
+        self._spared: Counter[int] = Counter()  # by number of rows, steps of more rows in place of it
         self._weights: Any = None
 
     @property
@@ -61,6 +66,7 @@ class Rows:
         before, self._weights = self._weights, captured.fingerprint(self._model.model, self._model.lm_head)
         if before != self._weights:
             self._steps.clear()
+            self._spared.clear()
         return before is not None and before != self._weights
 
     def write(self, row: int, state: State, token: Tensor) -> None:
@@ -69,11 +75,11 @@ class Rows:
         if length > self._used:
             self._shift(length)
         places, values = [self.tokens[row]], [token[0]]
-        for own, layer, names in zip(self._buffers.layers, state.layers, self.names, strict=True):
+        for own, layer, names in zip(self._places_of(row), state.layers, self.names, strict=True):
             for name, t in layer.items():
                 if name in names:
-                    own[name][row].zero_()
-                places.append(own[name][row, self._used - length : self._used] if name in names else own[name][row])
+                    own[name].zero_()
+                places.append(own[name][self._used - length : self._used] if name in names else own[name])
                 values.append(t[0])
         torch._foreach_copy_(places, values)  # one launch for many layers
         self._lengths[row] = length
@@ -96,25 +102,24 @@ class Rows:
 
     def leave(self, row: int, last: int) -> None:
         """Move the row ``last`` to ``row``, and fill ``last`` with zeros."""
-        tensors = [self.tokens, *self._tensors()]
-        ends = [t[last] for t in tensors]
+        ends = [self.tokens[last], *(t for layer in self._places_of(last) for t in layer.values())]
         if row != last:
-            torch._foreach_copy_([t[row] for t in tensors], ends)
+            torch._foreach_copy_([self.tokens[row], *(t for layer in self._places_of(row) for t in layer.values())], ends)
         torch._foreach_zero_(ends)
         self._lengths[row], self._lengths[last] = self._lengths[last], 0
         if not any(self._lengths):
             self._use(0)
 
-    def step(self, count: int) -> Tensor:
+    def step(self, count: int, soon: int = 0) -> Tensor:
         """Advance the first ``count`` rows by their tokens; writes the most likely next ones into ``tokens``, returns logits [count, V].
 
-        The logits are overwritten by the next step.
+        ``soon`` is the number of rows expected after some steps. The logits are overwritten by the next step.
         """
         if self.growing:
             longest = max(self._lengths[:count])
             if self._used == self._size or self._used > 2 * longest + SPARE:  # a CPU reads all slots in use, so few
                 self._shift(longest)
-        n = bucket(count, self._slots)
+        n = self._chosen(count, min(soon, self._slots))
         if n not in self._steps:
             self._steps[n] = self._step(n)
         logits = self._steps[n]()
@@ -122,6 +127,22 @@ class Rows:
             self._used += 1
             self._lengths[:count] = [length + 1 for length in self._lengths[:count]]
         return logits[:count]
+
+    def _chosen(self, count: int, soon: int) -> int:
+        """Rows of the step to run for ``count`` active ones."""
+        n = bucket(count, self._slots)
+        if n in self._steps:
+            return n
+        if larger := [size for size in self._steps if size > n]:
+            self._spared[n] += 1
+            return n if self._spared[n] > SMALLER.get(self.tokens.device.type, 0) else min(larger)
+        return bucket(max(count, soon), self._slots)
+
+    def _places_of(self, row: int) -> list[dict[str, Tensor]]:
+        """Views of ``row`` in the buffers, made once: a view of each of many layers takes Python long."""
+        if row not in self._places:
+            self._places[row] = [{name: t[row] for name, t in layer.items() if name != TAKEN} for layer in self._buffers.layers]
+        return self._places[row]
 
     def _tensors(self) -> list[Tensor]:
         """All tensors with a row per sequence; the slot counters are common to all rows."""

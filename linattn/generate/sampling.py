@@ -61,15 +61,19 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    logits, order = logits.float() / float(sampling.temperature), None
-    size = logits.shape
-    if sampling.top_k is not None and sampling.top_k < size[-1]:
-        logits, order = logits.topk(sampling.top_k)  # most likely first
+    return _kept(logits.float() / float(sampling.temperature), sampling.top_k, sampling.top_p)
+
+
+def _kept(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+    """Probabilities of the tokens that are kept, from logits [B, V] over the temperature."""
+    size, order = logits.shape, None
+    if top_k is not None and top_k < size[-1]:
+        logits, order = logits.topk(top_k)  # most likely first
     p = logits.softmax(-1)
-    if sampling.top_p is not None:
+    if top_p is not None:
         if order is None:
             p, order = p.sort(descending=True, stable=True)
-        p = torch.where(p.cumsum(-1) - p < sampling.top_p, p, 0.0)  # kept if the tokens before it do not reach top_p
+        p = torch.where(p.cumsum(-1) - p < top_p, p, 0.0)  # kept if the tokens before it do not reach top_p
         p = p / p.sum(-1, keepdim=True)
     return p if order is None else p.new_zeros(size).scatter(-1, order, p)
 
@@ -87,15 +91,16 @@ def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator | None
 def sample_rows(logits: Tensor, rows: Sequence[tuple[Sampling, torch.Generator]], out: Tensor) -> None:
     """Draw a token for each row of logits [n, V] by its own sampling and generator, into ``out`` [n]; greedy rows are left unchanged.
 
-    Every row gets the token that :func:`sample` draws for it alone.
+    Every row gets the token that :func:`sample` draws for it alone. Rows of equal top-k and top-p are drawn together.
     """
-    alike: dict[Sampling, list[int]] = {}
+    alike: dict[tuple[int | None, float | None], list[int]] = {}
     for i, (sampling, _) in enumerate(rows):
         if sampling.temperature:
-            alike.setdefault(sampling, []).append(i)
-    for sampling, places in alike.items():
-        index = torch.tensor(places, device=logits.device)
-        p = _probabilities(logits[index], sampling)
+            alike.setdefault((sampling.top_k, sampling.top_p), []).append(i)
+    for (top_k, top_p), places in alike.items():
+        index = torch.tensor(places).to(logits.device, non_blocking=True)
+        temperatures = torch.tensor([float(rows[i][0].temperature) for i in places]).to(logits.device, non_blocking=True)
+        p = _kept(logits[index].float() / temperatures[:, None], top_k, top_p)
         noise = torch.empty_like(p)
         for row, i in zip(noise, places, strict=True):
             row.exponential_(1, generator=rows[i][1])

@@ -187,7 +187,8 @@ class Mixer(nn.Module):
             x: tokens [B, T, D]; T may be 0, and T = 1 with a state is a decoding step.
             state: state returned by an earlier call, a dict of tensors with one row a sequence.
             return_state: also return the state after the last real token.
-            mask: [B, T] bool, True = real token. Padding writes nothing, fades nothing, shifts nothing; its output is 0.
+            mask: [B, T] bool, True = real token. Padding writes nothing, fades nothing, shifts nothing; its output is 0. Or the number of
+                real tokens of each row, [B] int64: those at its front.
             cu_seqlens: [N + 1] int: B is 1 and N sequences lie end to end; the state has N rows.
             shared: tensor from the last layer of this kind, for the same tokens, mask and cu_seqlens; None for the first layer.
             return_shared: return the triple (y, state or None, tensor for the next layer), of a mixer that ``shares``.
@@ -225,6 +226,11 @@ class Mixer(nn.Module):
         """Move each row's real tokens to its front, mix them, and move the outputs back."""
         if cu is not None:
             raise ValueError("mask and cu_seqlens exclude each other: packed sequences have no padding")
+        if mask.ndim == 1 and mask.dtype == torch.int64:
+            real = (torch.arange(x.shape[1], device=x.device) < mask[:, None])[..., None]
+            x = torch.where(real, x, 0.0)
+            carry = CallContext(x, state, lengths=mask, returning=returning, shared=shared)
+            return torch.where(real, self.mix(x, carry), 0.0), carry
         front, order = to_front(x, mask)
         carry = CallContext(x, state, lengths=mask.sum(1), returning=returning, shared=shared)
         return from_front(self.mix(front, carry), mask, order), carry

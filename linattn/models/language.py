@@ -72,13 +72,24 @@ class Backbone(nn.Module):
         x = self.entered(self.embedding(ids) if embeddings is None else embeddings)
         if self.reversible and state is None and not return_state and self.training and torch.is_grad_enabled():
             return self.joined(through(self.layers, x, mask=mask, cu_seqlens=cu_seqlens)), None
-        states = []
-        shared: dict[str, Tensor | None] = {}  # tensor passed on by the last layer of each mixer that shares one
-        for i, (layer, mixer) in enumerate(zip(self.layers, self._mixers, strict=True)):
-            old = None if state is None else state.layers[i]
-            x, new, shared[mixer] = self._run(layer, x, old, shared.get(mixer), return_state=return_state, mask=mask, cu_seqlens=cu_seqlens)
-            states.append(new or {})
+        how = {"return_state": return_state, "mask": mask, "cu_seqlens": cu_seqlens}
+        x, states = self.run_layers(range(len(self.layers)), x, state, {}, **how)
         return self.joined(x), State(states) if return_state else None
+
+    def run_layers(
+        self, numbers: range, x: Tensor, state: State | None, shared: dict[str, Tensor | None], **how: Any
+    ) -> tuple[Tensor, list[dict[str, Tensor]]]:
+        """Run the layers ``numbers`` on ``x`` [B, T, D]; returns it after them and their states, {} for a layer without one.
+
+        ``shared`` has the tensor passed on by the last layer of each mixer that shares one, and is updated; ``how`` are
+        ``return_state``, ``mask`` and ``cu_seqlens`` as in :meth:`forward`.
+        """
+        states = []
+        for i in numbers:
+            old, mixer = None if state is None else state.layers[i], self._mixers[i]
+            x, new, shared[mixer] = self._run(self.layers[i], x, old, shared.get(mixer), **how)
+            states.append(new or {})
+        return x, states
 
     def entered(self, x: Tensor) -> Tensor:
         """Convert ``x``, embeddings [B, T, D], to the input of the first block.

@@ -7,6 +7,8 @@ import torch
 
 from linattn import mixers
 from linattn.generate import Pool, PoolFullError, rows, stream
+from linattn.generate import pool as pools
+from linattn.generate.reading import Batches
 from linattn.models import LanguageModel, LMConfig
 from linattn.state import State
 
@@ -28,14 +30,19 @@ def prompts(count: int, longest: int = 14, seed: int = 0) -> list[list[int]]:
     return [[draw.randrange(VOCABULARY) for _ in range(draw.randrange(1, longest + 1))] for _ in range(count)]
 
 
-@pytest.fixture(params=[0, 1], ids=["at once", "ahead"])
+@pytest.fixture(params=["at once", "ahead", "in batches"])
 def ahead(request, monkeypatch):
-    """Tokens taken in at once, as on a CPU, or a step later, as on a GPU."""
+    """Tokens taken in at once, as on a CPU, or a step later, as on a GPU, where prompts are also read in batches, part by part."""
     made = Pool.__init__
 
     def init(self, *args, **kwargs):
         made(self, *args, **kwargs)
-        self._ahead = request.param
+        self._ahead = int(request.param != "at once")
+
+    if request.param == "in batches":
+        monkeypatch.setattr(
+            pools, "_batches", lambda model, fresh, block, slots, rows: None if rows.growing else Batches(model.model, fresh, block, slots)
+        )
 
     monkeypatch.setattr(Pool, "__init__", init)
 

@@ -5,8 +5,8 @@ import torch
 
 from linattn import mixers
 from linattn.data import ByteCodec
-from linattn.generate import Pool, stream
-from linattn.generate.rows import bucket
+from linattn.generate import Pool, complete, stream
+from linattn.generate.rows import SMALLER, Rows, bucket
 from linattn.models import LanguageModel, LMConfig
 from tests.generate.test_pool import GROWING, POOLED, alone, drain, model
 
@@ -144,6 +144,38 @@ def test_other_errors(lm):
             pool.submit([1], max_new_tokens=1, state=given)
     with pytest.raises(ValueError, match="context=8"):
         Pool(model("softmax"), slots=1, context=8).submit([1, 2, 3], max_new_tokens=6)
+
+
+@pytest.mark.parametrize("slots", [2, 64])
+def test_many_prompts_at_once(lm, slots):
+    given = [[1], [2, 3, 4], torch.tensor([5, 6])]
+    found = complete(lm, given, max_new_tokens=5, slots=slots)
+    assert [r.tokens for r in found] == [alone(lm, ids, 5) for ids in given]
+    found = complete(lm, given, max_new_tokens=5, samples=2, temperature=1.0, seed=7, slots=slots, codec=ByteCodec())
+    for n, request in enumerate(found):
+        wanted = alone(lm, given[n // 2], 5, temperature=1.0, generator=torch.Generator().manual_seed(7 + n))
+        assert request.tokens == wanted and request.text == ByteCodec().decode(wanted)
+    assert complete(lm, [], max_new_tokens=5) == [] and complete(lm, [[1]], max_new_tokens=0, samples=2)[1].tokens == []
+
+
+@pytest.mark.parametrize(("prompts", "how", "words"), [
+    (torch.tensor([[1]]), {}, "list of prompts"), ("ab", {}, "list of prompts"), ([3], {}, "ids must be a prompt"),
+    ([[]], {}, "at least one"), ([[1]], {"samples": 0}, "samples"), ([[1]], {"slots": 0}, "slots"),
+    ([[1]], {"max_new_tokens": -1}, "max_new_tokens"),
+])  # fmt: skip
+def test_errors_of_many_prompts(lm, prompts, how, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        complete(lm, prompts, **{"max_new_tokens": 2, **how})
+
+
+def test_a_smaller_step_is_captured_after_many_larger_ones(lm, monkeypatch):
+    made = []
+    monkeypatch.setattr(Rows, "_step", lambda self, n: made.append(n) or (lambda: torch.zeros(n, 256)))
+    pool = Pool(lm, slots=8)
+    requests = [pool.submit([n], max_new_tokens=300 if n < 3 else 2) for n in range(8)]
+    drain(pool)
+    assert made == [8, 4]  # at once for all that wait, then for the three that are left
+    assert all(r.reason == "length" for r in requests) and pool._rows._spared[4] == SMALLER["cpu"] + 1
 
 
 def test_buckets_are_few_and_hold_their_rows():

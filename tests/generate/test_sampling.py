@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from linattn.generate import Sampling, probabilities, sample
+from linattn.generate.sampling import sample_rows
 
 P = torch.tensor([[0.05, 0.4, 0.1, 0.2, 0.25]])
 
@@ -42,6 +43,19 @@ def test_draws_follow_the_probabilities():
     drawn = sample(P.log().expand(n, -1), how, torch.Generator().manual_seed(0)).bincount(minlength=5) / n
     assert drawn[want == 0].sum() == 0
     assert ((drawn - want).abs() < 4 * (want * (1 - want) / n).sqrt() + 1e-9).all()
+
+
+def test_rows_draw_what_each_would_alone():
+    """Rows of many temperatures in two groups of top-k and top-p, and greedy ones, which keep what they have."""
+    logits, rows = 3 * torch.randn(12, 50), []
+    for i in range(12):
+        kept = {"top_k": 7} if i % 2 else {"top_p": 0.8}
+        rows.append(Sampling(temperature=0.0 if i % 5 == 4 else 0.3 + i / 7, **kept))
+    out = torch.full((12,), -1)
+    sample_rows(logits, [(how, torch.Generator().manual_seed(i)) for i, how in enumerate(rows)], out)
+    for i, how in enumerate(rows):
+        wanted = sample(logits[i : i + 1], how, torch.Generator().manual_seed(i)).item() if how.temperature else -1
+        assert out[i] == wanted
 
 
 def test_temperature_zero_is_greedy_and_generators_repeat():

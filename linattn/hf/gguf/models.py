@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from linattn.hf.config import LMConfig
 from linattn.hf.folder import Weights
-from linattn.hf.gguf import ssm
+from linattn.hf.gguf import own, ssm
 from linattn.hf.gguf.file import GGUFFile
 from linattn.models.memory import require
 
@@ -54,7 +55,7 @@ class _Metadata:
 
     def __init__(self, file: GGUFFile) -> None:
         self._values, name = file.metadata, file.metadata.get("general.architecture")
-        known = (*ARCHITECTURES, *ssm.NAMES)
+        known = (*ARCHITECTURES, *ssm.NAMES, *own.CONFIGS)
         if not isinstance(name, str) or name not in known:
             raise ValueError(f"general.architecture must be one of {', '.join(known)} to be read, but is {name!r}")
         self.architecture = name
@@ -69,6 +70,13 @@ class _Metadata:
         if isinstance(value, list):
             raise ValueError(f"{key} must be one value for all layers to be read, but is a list")
         return float(str(np.float32(value))) if isinstance(value, float) else value
+
+    def layers(self, name: str, count: int) -> list[int]:
+        """Value of a key of the architecture for each of ``count`` layers."""
+        values = self._values.get(f"{self.architecture}.{name}")
+        if not isinstance(values, list) or len(values) != count or not all(isinstance(value, int) for value in values):
+            raise ValueError(f"{self.architecture}.{name} must be a list of {count} integers, but is {values!r}")
+        return values
 
     def number(self, name: str, default: float | None = None) -> float:
         """Value of a key of the architecture, above 0; it is required if there is no default."""
@@ -92,16 +100,36 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
         ValueError: for an architecture or an option that is not read, and for metadata that is missing.
     """
     metadata = _Metadata(file)
+    if metadata.architecture in own.CONFIGS:
+        return _own(metadata, file)
     if metadata.get("expert_count", 0):
         raise ValueError(f"{metadata.architecture}.expert_count must be 0 to be read, but is {metadata.get('expert_count')}")
-    if "token_embd.weight" not in file.tensors:
-        raise ValueError("there is no tensor token_embd.weight")
-    tokens = {name: metadata.value(f"tokenizer.ggml.{theirs}_token_id") for name, theirs in _TOKENS.items()}
     every = {
-        "vocab_size": file.tensors["token_embd.weight"].shape[0], "hidden_size": metadata.count("embedding_length"),
-        "num_hidden_layers": metadata.count("block_count"), "tie_word_embeddings": "output.weight" not in file.tensors, **tokens,
+        "vocab_size": _vocabulary(file), "hidden_size": metadata.count("embedding_length"),
+        "num_hidden_layers": metadata.count("block_count"), "tie_word_embeddings": "output.weight" not in file.tensors,
+        **_special(metadata),
     }  # fmt: skip
     return every | (ssm.config(metadata) if metadata.architecture in ssm.NAMES else _attention(metadata, file))
+
+
+def _own(metadata: _Metadata, file: GGUFFile) -> dict[str, Any]:
+    """Content of the ``config.json`` of a model of this library."""
+    every = {
+        "vocab_size": _vocabulary(file),
+        "dim": metadata.count("embedding_length"),
+        "tie_embeddings": "output.weight" not in file.tensors,
+    }
+    return {"model_type": LMConfig.model_type, **every, **_special(metadata), **own.CONFIGS[metadata.architecture](metadata)}
+
+
+def _vocabulary(file: GGUFFile) -> int:
+    if "token_embd.weight" not in file.tensors:
+        raise ValueError("there is no tensor token_embd.weight")
+    return file.tensors["token_embd.weight"].shape[0]
+
+
+def _special(metadata: _Metadata) -> dict[str, Any]:
+    return {name: metadata.value(f"tokenizer.ggml.{theirs}_token_id") for name, theirs in _TOKENS.items()}
 
 
 def _attention(metadata: _Metadata, file: GGUFFile) -> dict[str, Any]:
@@ -219,7 +247,10 @@ def weights_of(file: GGUFFile) -> Weights:
         ValueError: if they need more memory as floats than there is.
     """
     require(file.floats(), f"the weights in {file.path}")
-    return _SSMWeights(file) if _Metadata(file).architecture in ssm.NAMES else _GGUFWeights(file)
+    metadata = _Metadata(file)
+    if metadata.architecture in own.CONFIGS:
+        return own.OwnWeights(file, metadata.architecture, LMConfig.from_dict(_own(metadata, file)))
+    return _SSMWeights(file) if metadata.architecture in ssm.NAMES else _GGUFWeights(file)
 
 
 def _named(name: str, block: dict[str, str]) -> str:

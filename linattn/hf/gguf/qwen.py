@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from linattn.hf.convert import family
-from linattn.hf.convert.table import ffn_of, mixer_of
-from linattn.models import LMConfig
+from linattn.hf.convert.table import ffn_of, mixer_of, repeated
+from linattn.models import LanguageModel, LMConfig
 
 _FFN = {
     "router": "ffn_gate_inp", "shared_gate": "ffn_gate_inp_shexp", "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps",
@@ -75,3 +76,59 @@ def tensors(ours: LMConfig, w: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]
             key = f"{block}ffn.{name}"
             t = w[key if key in w else key + ".weight"]
             yield f"{there}{theirs}.weight", t.flatten() if name == "shared_gate" else t
+
+
+def fields(metadata: Any) -> dict[str, Any]:
+    """Fields of our config from the metadata of a file."""
+    size, eps, layers = metadata.count, metadata.number("attention.layer_norm_rms_epsilon"), metadata.count("block_count")
+    every, heads, value_heads = size("full_attention_interval", 4), size("attention.head_count"), size("ssm.time_step_rank")
+    delta = {
+        "heads": size("ssm.group_count"), "value_heads": value_heads, "key_size": size("ssm.state_size"),
+        "value_size": size("ssm.inner_size") // value_heads, "conv_width": size("ssm.conv_kernel"), "eps": eps,
+    }  # fmt: skip
+    softmax = {
+        "heads": heads, "kv_heads": size("attention.head_count_kv"), "head_dim": size("attention.key_length"),
+        "base": metadata.number("rope.freq_base", 10000.0), "rotated": size("rope.dimension_count"), "norm_eps": eps, "gated": True,
+    }  # fmt: skip
+    experts = {
+        "hidden": size("expert_feed_forward_length"), "count": size("expert_count"), "active": size("expert_used_count"),
+        "renormalize": True, "shared": size("expert_shared_feed_forward_length"), "shared_gate": True,
+    }  # fmt: skip
+    mixers = ["gated_deltanet" if (i + 1) % every else "softmax" for i in range(layers)]
+    options = {"gated_deltanet": delta, "softmax": softmax}
+    return {
+        "layers": layers, "mixer": repeated(mixers), "norm": "zero_centered_rms", "norm_eps": eps, "ffn": "experts",
+        "ffn_options": {"experts": experts}, "mixer_options": {name: options[name] for name in dict.fromkeys(mixers)},
+    }  # fmt: skip
+
+
+def read(ours: LMConfig, tensor: Callable[[str], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors under our names but embedding and head; ``tensor`` reads one of the file."""
+    with torch.device("meta"):
+        hollow = LanguageModel(ours).state_dict()
+    lines = {name: line for line in family("qwen3_next").lines(ours) for name in line.theirs}
+    yield "model.norm.weight", tensor("output_norm.weight") - 1
+    for i, mixer in enumerate(ours.mixer_names):
+        there, own, block = f"blk.{i}.", f"model.layers.{i}.mixer.", f"model.layers.{i}."
+        yield block + "mixer_norm.weight", tensor(there + "attn_norm.weight") - 1
+        yield block + "ffn_norm.weight", tensor(there + "post_attention_norm.weight") - 1
+        if mixer == "softmax":
+            line, joint = lines[f"{block}self_attn.q_proj.weight"], tensor(there + "attn_q.weight")
+            for letter in "kv":
+                yield f"{own}{letter}_proj.weight", tensor(f"{there}attn_{letter}.weight")
+            yield own + "o_proj.weight", tensor(there + "attn_output.weight")
+            for letter in "qk":
+                yield f"{own}{letter}_norm.weight", tensor(f"{there}attn_{letter}_norm.weight") - 1
+        else:
+            line, joint = lines[f"{block}linear_attn.in_proj_ba.weight"], tensor(there + "ssm_ba.weight")
+            yield own + "qkv_proj.weight", tensor(there + "attn_qkv.weight")
+            yield own + "g_proj.weight", tensor(there + "attn_gate.weight")
+            yield own + "conv.weight", tensor(there + "ssm_conv1d.weight")
+            yield own + "dt_bias", tensor(there + "ssm_dt.bias")
+            yield own + "A_log", (-tensor(there + "ssm_a")).log()
+            yield own + "norm.weight", tensor(there + "ssm_norm.weight")
+            yield own + "o_proj.weight", tensor(there + "ssm_out.weight")
+        yield from zip(line.ours, line.read([joint], [hollow[name].shape for name in line.ours]), strict=True)
+        for name, theirs in _FFN.items():
+            key = f"{block}ffn.{name}"
+            yield key if key in hollow else key + ".weight", tensor(f"{there}{theirs}.weight")

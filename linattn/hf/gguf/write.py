@@ -31,7 +31,8 @@ def export_gguf(
     """Write ``model`` as one GGUF file and return the name of its architecture.
 
     Args:
-        model: a :class:`linattn.LanguageModel` or its Hugging Face twin, of one of the families mamba, mamba2, rwkv6, rwkv7 and qwen3_next.
+        model: a :class:`linattn.LanguageModel` or its Hugging Face twin, of one of the families mamba, mamba2, rwkv6,
+            rwkv7, qwen3_next, kimi_linear and minimax.
         path: the file; an old one is replaced.
         dtype: of the matrices: F32, F16, BF16, or Q8_0 and Q4_0, where rows that are no multiple of 32 long stay F32. All other tensors are
             F32. Weights in int4 by :func:`linattn.quantize` have the same values in Q4_0.
@@ -81,7 +82,10 @@ def _tensors(model: Any, written: Written) -> list[tuple[str, Tensor]]:
 
 
 def _add(writer: Any, key: str, value: Any) -> None:
-    """Add one value of the metadata; integers are 32 bits wide."""
+    """Add one value of the metadata, or a list of one for each layer; integers are 32 bits wide."""
+    if isinstance(value, list):
+        writer.add_array(key, value)
+        return
     add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
     add[type(value)](key, value)
 

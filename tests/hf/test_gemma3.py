@@ -30,7 +30,10 @@ def test_text_part(theirs, names, tmp_path):
     theirs.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     if names == "published":  # google/gemma-3-4b-it
-        weights = {f"language_model.model.{n.split('language_model.')[1].removeprefix('model.')}" if "language_model" in n else n: t for n, t in weights.items()}
+        weights = {
+            f"language_model.model.{n.split('language_model.')[1].removeprefix('model.')}" if "language_model" in n else n: t
+            for n, t in weights.items()
+        }
         weights = {n.removeprefix("model.") if "language_model" not in n else n: t for n, t in weights.items()}
     if names == "modules":
         weights = {n: t for n, t in theirs.state_dict().items() if n != "lm_head.weight"}

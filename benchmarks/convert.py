@@ -15,7 +15,6 @@ is begun that would not end within ``--minutes``. Several processes may share a 
 from __future__ import annotations
 
 import argparse
-import copy
 import gc
 import json
 import random
@@ -31,19 +30,19 @@ from filelock import FileLock
 
 from benchmarks import RESULTS, destination, positive
 from linattn.bench.files import command
-from linattn.data.codec import Codec
+from linattn.data.codec import Codec, codec_of
 from linattn.distill import convert
 from linattn.distill.job import source_of
-from linattn.distill.student import student_layers, student_of
+from linattn.distill.student import config_with, student_layers
 from linattn.evaluation import EvaluateOptions, measure
-from linattn.hf import load
+from linattn.hf import LinattnForCausalLM, load
 from linattn.report.folder import write_text
 from linattn.train.run import load_run
 
 MIXERS = ("gated_deltanet", "kda", "gla", "mamba2", "rwkv7")
 RATES = (1e-4, 4e-4, 1.6e-3)  # of the second stage, tried on a sixth of its tokens
 FIXED = 15.0  # seconds of a conversion that do not depend on its tokens
-LONGER = 6  # times the tokens of the second stage, for one more hybrid
+LONGER = 3  # times the tokens of the second stage, for one more hybrid
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 SIZES = {"prose": 18_000_000, "code": 8_000_000}  # characters of the sample
 HELD_OUT, LONGEST = 45, 16_000  # the training part over the held-out part; characters of a document
@@ -150,7 +149,7 @@ def students(asked: argparse.Namespace, results: Results) -> None:
         row = {"name": name, "options": given, "kept": result.kept, "history": result.history}
         row |= {"teacher_bits_per_byte": result.teacher_bits_per_byte, "seconds": time.monotonic() - began}
         if "rate" not in name:
-            student = load(result.folder).to(device=asked.device, dtype=precision).eval()
+            student = load(result.folder, device=asked.device, dtype=precision)
             row["evaluation"] = evaluated(student, codec, options, teacher)
             del student
         if asked.device == "cuda":
@@ -173,7 +172,7 @@ def folder(asked: argparse.Namespace, name: str) -> Path:
 def decode(asked: argparse.Namespace, results: Results) -> None:
     """Decoding speed and bytes of state of the teacher and of each kind of student, which do not depend on the weights."""
     source = source_of(asked.teacher)
-    _, codec = load_run(asked.teacher)
+    codec = codec_of(asked.teacher if source.tokenizers is None else source.tokenizers, source.model.config.vocab_size)
     options = EvaluateOptions(text=(str(asked.sample / "*-held-out.txt"),), lengths=asked.lengths, decode=asked.decode)
     tokens, _ = measure.held_out(options, codec)
     precision = torch.bfloat16 if asked.device == "cuda" else torch.float32
@@ -186,9 +185,9 @@ def decode(asked: argparse.Namespace, results: Results) -> None:
         key = f"decode {asked.device}, {name}"
         if key in results.rows():
             continue
-        made = student_of(source.model, student_layers(source.model, pattern, mixer_options={}))
-        model = copy.deepcopy(source.model) if name == "teacher" else made
-        model = model.to(device=asked.device, dtype=precision).eval()
+        config = config_with(source.model.config, student_layers(source.model, pattern, mixer_options={}))
+        with torch.device(asked.device):
+            model = LinattnForCausalLM(config).to(precision).eval()
         rows = measure.decoding(model, tokens, options)
         results.add({"name": key, "dtype": str(precision), "decoding": rows})
         print(key, [(row["length"], round(row["tokens_per_s"]), row["state_bytes"]) for row in rows], flush=True)

@@ -226,13 +226,22 @@ def _text_config(content: dict[str, Any]) -> Any:
     return FAMILIES["gemma3_text"].config_of(shared | text)
 
 
-def _refused(ours: LMConfig) -> dict[str, Any]:
+def _refused(_: LMConfig) -> dict[str, Any]:
     raise ValueError("gemma3 also reads images; gemma3_text is its text part")
 
 
+_PART = r"(model\.)?"
 # The text part alone of Gemma3ForConditionalGeneration: the vision tower and its projection are passed over.
 FAMILIES["gemma3"] = replace(
-    FAMILIES["gemma3_text"], model_type="gemma3", architecture="Gemma3ForConditionalGeneration", config_of=_text_config, config=_refused,
-    aliases={r"^language_model\.(model\.)?(?!lm_head)": "model.", r"^model\.language_model\.": "model.", r"^language_model\.lm_head": "lm_head"},
-    ignored=rf"{ANGLES}|^(model\.)?(vision_tower|multi_modal_projector)\.",
-)  # fmt: skip
+    FAMILIES["gemma3_text"],
+    model_type="gemma3",
+    architecture="Gemma3ForConditionalGeneration",
+    config_of=_text_config,
+    config=_refused,
+    aliases={
+        r"^language_model\.lm_head": "lm_head",
+        rf"^language_model\.{_PART}": "model.",
+        r"^model\.language_model\.": "model.",
+    },
+    ignored=rf"{ANGLES}|^{_PART}(vision_tower|multi_modal_projector)\.",
+)

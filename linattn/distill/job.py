@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from linattn import models
+from linattn import mixers, models
 from linattn.data import Corpus, PackedTokens, corpus
 from linattn.data.corpus import cache_folder
 from linattn.data.folders import new_folder
@@ -166,14 +166,25 @@ def continued(student: LinattnForCausalLM, start: Any, layers: list[Layer]) -> s
     if (config.dim, config.layers) != (student.config.dim, student.config.layers):
         came = f"{config.layers} layers of width {config.dim}"
         raise ValueError(f"start must have the teacher's {student.config.layers} layers of width {student.config.dim}, but has {came}")
-    own: list[Layer] = layers_of(config)
-    for i, (there, here) in enumerate(zip(own, layers, strict=True)):
-        if here[0] != SOFTMAX and there != here:
+    restored = []
+    for i, (there, here) in enumerate(zip(layers_of(config), layers, strict=True)):
+        if here[0] == SOFTMAX:
+            restored += [f"model.layers.{i}.mixer."] * (there[0] != SOFTMAX)
+        elif _trained(there) != _trained(here):
             raise ValueError(f"start must have {here[0]} with the same options in layer {i}, but has {there[0]}")
-    restored = tuple(f"model.layers.{i}.mixer." for i, (there, here) in enumerate(zip(own, layers, strict=True)) if there[0] != here[0])
-    weights = {name: t for name, t in start.state_dict().items() if not name.startswith(restored)}
-    student.load_state_dict(weights, strict=not restored)
+    weights = {name: t for name, t in start.state_dict().items() if not name.startswith(tuple(restored))}
+    found, wanted = ({name: t.shape for name, t in named.items()} for named in (weights, student.state_dict()))
+    if different := [n for n in found.keys() | wanted.keys() if not n.startswith(tuple(restored)) and found.get(n) != wanted.get(n)]:
+        raise ValueError(f"start must have the student's weights, but {min(different)} differs")
+    student.load_state_dict(weights, strict=False)
     return identity(start)["weights"]
+
+
+def _trained(layer: Layer) -> Layer:
+    """``layer`` without the options that follow from its number, with which new weights are drawn."""
+    name, options = layer
+    placed = mixers.info(name).cls.placed(0, 1)
+    return name, {option: value for option, value in options.items() if option not in placed}
 
 
 def trainable_copy(model: nn.Module, device: torch.device) -> nn.Module:

@@ -37,6 +37,20 @@ def test_a_start_goes_on_with_either_stage_and_is_part_of_the_conversion(first, 
     assert convert(teacher, start=first, out=tmp_path / "out", resume=True, **options).history == result.history
 
 
+@pytest.mark.parametrize("mixer", ["rwkv7", "kda", "mamba2", "gated_deltanet", "hgrn2"])
+def test_layers_of_a_hybrid_start_from_those_of_a_pure_student(mixer):
+    """RWKV-7 draws its weights by the number of a layer among its kind, which is another one in a hybrid."""
+    teacher = softmax_model(layers=4)
+    pure, hybrid = (student_layers(teacher, pattern, mixer_options={}) for pattern in (mixer, f"softmax, {mixer}"))
+    start, student = student_of(teacher, pure), student_of(teacher, hybrid)
+    for p in start.parameters():
+        torch.nn.init.normal_(p)
+    continued(student, start, hybrid)
+    there = start.state_dict()
+    for name, weight in student.state_dict().items():
+        assert name.startswith(("model.layers.0.mixer.", "model.layers.2.mixer.")) or torch.equal(weight, there[name]), name
+
+
 def test_starts_that_do_not_fit_are_refused(first):
     teacher = softmax_model()
     for mixer, options, message in (
@@ -46,6 +60,10 @@ def test_starts_that_do_not_fit_are_refused(first):
         layers = student_layers(teacher, mixer, mixer_options=options)
         with pytest.raises(ValueError, match=message):
             continued(student_of(teacher, layers), linattn.load(first), layers)
+    layers = student_layers(teacher, "gla", mixer_options={})
+    wide = student_of(softmax_model(vocab_size=300), layers)
+    with pytest.raises(ValueError, match="start must have the student's weights, but lm_head.weight differs"):
+        continued(wide, linattn.load(first), layers)
     larger = softmax_model(layers=4)
     layers = student_layers(larger, "gla", mixer_options={})
     with pytest.raises(ValueError, match="start must have the teacher's 4 layers of width 32, but has 3 layers of width 32"):

@@ -36,12 +36,6 @@ def _needles(row: Row) -> dict[int, float]:
     return {task["length"]: task["right"] for task in row["evaluation"]["tasks"]}
 
 
-def _decoded(rows: dict[str, Row], device: str, name: str) -> Row | None:
-    """Decoding of a kind of student after the longest prompt."""
-    found = rows.get(f"decode {device}, {name}")
-    return None if found is None else found["decoding"][-1]
-
-
 def students(body: dict[str, Any]) -> str:
     """Line for the teacher and for each student of the first seed."""
     rows = _by_name(body)
@@ -53,8 +47,8 @@ def students(body: dict[str, Any]) -> str:
     for kind in KINDS:
         for name, row in rows.items():
             mixer, _, which = name.partition(" ")
-            if which == kind:
-                cells.append(_line(f"{mixer}, {kind}", row, teacher, rows, mixer))
+            if which.partition(",")[0] == kind and ", seed " not in name and ", rate " not in name:
+                cells.append(_line(f"{mixer}, {which}", row, teacher, rows, mixer))
     return list_table(heads, cells)
 
 
@@ -120,10 +114,29 @@ def seeds(body: dict[str, Any]) -> str:
     for mixer in dict.fromkeys(name.partition(" ")[0] for name in rows if ", seed " in name):
         for kind in ("uniform", "chosen"):
             found = [rows[name] for n in ("", ", seed 1", ", seed 2") if (name := f"{mixer} {kind}{n}") in rows]
+            if not found:
+                continue
             needles = [statistics.mean(_needles(row).values()) for row in found]
             cells.append([f"{mixer}, {kind}", str(len(found)), " · ".join(f"{row['evaluation']['kl']:.3f}" for row in found),
                           " · ".join(f"{100 * right:.0f} %" for right in needles)])  # fmt: skip
     return list_table(("student", "seeds", "KL", "needles, mean over lengths"), cells) if cells else ""
+
+
+def aims(body: dict[str, Any]) -> str:
+    """Best hybrid and best pure student beside what was aimed at."""
+    rows = _by_name(body)
+    best = rows["teacher"]["evaluation"]["bits_per_byte"]
+    over: dict[str, list[tuple[float, float, str]]] = {"hybrid": [], "pure": []}
+    for name, row in rows.items():
+        if name.partition(",")[0].endswith(KINDS) and "evaluation" in row:
+            kind = "hybrid" if row["kept"] else "pure"
+            over[kind].append((100 * (row["evaluation"]["bits_per_byte"] / best - 1), 100 * row["evaluation"]["top1"], name))
+    said = []
+    for kind, wanted in (("hybrid", "3 % and 90 %"), ("pure", "8 %")):
+        if over[kind]:
+            more, top, name = min(over[kind])
+            said.append(f"Best {kind}: {name}, {more:.1f} % more bits per byte than the teacher, top-1 {top:.1f} % (aim: {wanted}).")
+    return "\n".join(said) + "\n" if said else ""
 
 
 def text(path: str) -> str:
@@ -135,6 +148,7 @@ def text(path: str) -> str:
     run = next(row["run"] for row in body["rows"] if "history" in row)
     facts = f"{body['card']}, torch {run['torch']}, {run.get('date', '')}".rstrip(", ")
     parts = [f"Measured on {facts} (``{run['command']}``).\n"]
+    parts += [aims(body)]
     for title, part in (
         ("Students:", students(body)), ("Decoding one sequence (bfloat16 on the GPU, float32 on the CPU):", decoding(body)),
         ("Learning rates of the second stage:", rates(body)), ("The first stage with and without calibration:", calibration(body)),

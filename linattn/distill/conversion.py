@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from linattn.distill.calibrate import calibrate
 from linattn.distill.job import Job, job_of, measured, source_of, teacher_bits_per_byte
 from linattn.distill.keep import rank_layers, restored
 from linattn.distill.options import ConvertOptions, ConvertResult
+from linattn.distill.processes import started
 from linattn.distill.stages import TITLES, Stage, trained
 from linattn.distill.step import Step, optimizer_of
 from linattn.distill.student import SOFTMAX, replaced, student_layers, student_of
@@ -55,16 +56,19 @@ def convert_options(options: dict[str, Any]) -> ConvertOptions:
 
 def run(teacher: Any, options: ConvertOptions, *, progress: bool = True) -> ConvertResult:
     """:func:`convert` with its options as one object."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError(f"convert must run in one process, but WORLD_SIZE is {os.environ['WORLD_SIZE']}: start it without torchrun")
     source = source_of(teacher)
     options = replace(options, out=folder_of(source.path, options.out))
     with restored_process_state():
         job = job_of(source, options)
         assert options.out is not None
-        with only_writer(options.out):
-            files.prepare(options.out, options, files.same_of(job))
-            return files.finished(options.out) or _execute(job, options.out, Progress(progress))
+        rows = [stage.rows for stage in job.stages if stage.steps]
+        with started(job.device, rows) as job.group, only_writer(options.out) if job.group.first else nullcontext():
+            if job.group.first:
+                files.prepare(options.out, options, files.same_of(job))
+            job.group.wait()
+            result = files.finished(options.out)
+            job.group.wait()
+            return result or _execute(job, options.out, Progress(progress and job.group.first))
 
 
 def folder_of(teacher: Path | None, out: Path | None) -> Path:
@@ -83,11 +87,11 @@ def folder_of(teacher: Path | None, out: Path | None) -> Path:
 def _execute(job: Job, folder: Path, progress: Progress) -> ConvertResult:
     seen = files.restore(folder, job)
     history: list[dict[str, Any]] = seen["history"]
-    files.write_log(folder, history)
+    _write_log(job, folder, history)
     if not seen["step"]:
         progress.say(f"copied the teacher into {job.student.config.mixer}")
         _initialise(job, history)
-        files.write_log(folder, history)
+        _write_log(job, folder, history)
     first = 0
     for stage in job.stages:
         if stage.number == 2 and job.options.keep:
@@ -100,9 +104,15 @@ def _execute(job: Job, folder: Path, progress: Progress) -> ConvertResult:
     if history[-1]["kept"] != _kept(job):  # no stage ran after the choice
         history.append({**history[-1], "stage": "keep", "kept": _kept(job), **measured(job)})
     result = ConvertResult(folder, tuple(_kept(job)), history, teacher_bits_per_byte(job))
-    files.write_log(folder, history)
-    files.finish(folder, job.student, job, result)
+    _write_log(job, folder, history)
+    if job.group.first:
+        files.finish(folder, job.student, job, result)
     return result
+
+
+def _write_log(job: Job, folder: Path, history: list[dict[str, Any]]) -> None:
+    if job.group.first:
+        files.write_log(folder, history)
 
 
 def _initialise(job: Job, history: list[dict[str, Any]]) -> None:
@@ -127,7 +137,8 @@ def _keep(job: Job, folder: Path, progress: Progress) -> None:
     softmax = student_of(job.teacher, full)
     ranking = rank_layers(job.student, softmax, lambda: measured(job, outputs=False)["kl"])
     kept = sorted(list(ranking)[: options.keep])
-    files.write_json(folder / files.RANKING, {"kept": kept, "kl": ranking})
+    if job.group.first:
+        files.write_json(folder / files.RANKING, {"kept": kept, "kl": ranking})
     progress.say(f"softmax stays in layers {', '.join(map(str, kept))}")
     job.student, job.layers = restored(job.student, softmax, job.layers, full, kept)
 
@@ -137,6 +148,7 @@ def _run(job: Job, stage: Stage, seen: dict[str, Any], folder: Path, progress: P
     first, history = seen["first"], seen["history"]
     if stage.number == 1 and not replaced(job.student):
         return {**seen, "step": first + stage.steps}
+    job.group.align(job.student)
     optimizer = optimizer_of(trained(job.student, stage), stage, job.device)
     if seen["step"] > first:
         optimizer.load_state_dict(checkpoint.unflatten(*checkpoint.read(seen["folder"] / files.OPTIMIZER)))
@@ -149,8 +161,9 @@ def _run(job: Job, stage: Stage, seen: dict[str, Any], folder: Path, progress: P
             tokens = sum(s.tokens for s in job.stages if s.number < stage.number) + step * stage.rows * stage.context
             record = {"stage": stage.number, "step": seen["step"], "tokens": tokens, "seconds": seen["seconds"], "kept": _kept(job)}
             history.append({**record, "loss": sum(losses) / len(losses), **measured(job, outputs=stage.number == 1)})
-            files.save(folder, job, optimizer, {name: seen[name] for name in ("step", "seconds", "losses", "history")})
-            files.write_log(folder, history)
+            if job.group.first:
+                files.save(folder, job, optimizer, {name: seen[name] for name in ("step", "seconds", "losses", "history")})
+            _write_log(job, folder, history)
             say(_summary(history[-1], len(losses) * stage.rows * stage.context / seconds))
     return seen
 
@@ -163,7 +176,7 @@ def _steps(job: Job, stage: Stage, optimizer: torch.optim.Optimizer, span: tuple
     since = time.perf_counter()
     job.student.train()
     for step in range(begin, stage.steps):
-        losses.append(run_step(step, job.batch(packed, range(step * stage.rows, (step + 1) * stage.rows))))
+        losses.append(run_step(step, job.batch(packed, job.group.share(range(step * stage.rows, (step + 1) * stage.rows)))))
         if (step + 1) % every == 0 or step + 1 == stage.steps:
             values = torch.stack(losses).tolist()
             if not all(map(math.isfinite, values)):

@@ -41,7 +41,14 @@ _FREE = ("out", "resume", "device", "text", "tokenizer", "save_every", "start") 
 def same_of(job: Job) -> dict[str, Any]:
     """Collect everything that determines the weights, as JSON values."""
     options = {f.name: getattr(job.options, f.name) for f in fields(ConvertOptions) if f.name not in _FREE}
-    stated = {"teacher": identity(job.source.model), "start": job.start, "layers": job.layers, "corpus_sha256": job.data.sha256, **options}
+    stated = {
+        "teacher": identity(job.source.model),
+        "start": job.start,
+        "processes": job.group.count,
+        "layers": job.layers,
+        "corpus_sha256": job.data.sha256,
+        **options,
+    }
     return json.loads(json.dumps(stated))
 
 
@@ -64,7 +71,8 @@ def prepare(folder: Path, options: ConvertOptions, same: dict[str, Any]) -> None
     if not options.resume:
         raise ValueError(f"{folder} already holds a conversion: continue it with --resume, or choose another folder with --out")
     with content_of(path):
-        other = [name for name, value in same.items() if known["same"].get(name) != value]
+        before = {"processes": 1, **known["same"]}
+        other = [name for name, value in same.items() if before.get(name) != value]
     if other:
         raise ValueError(f"{folder} holds a conversion with other options: {', '.join(other)} differ")
 
@@ -102,7 +110,7 @@ def save(folder: Path, job: Job, optimizer: torch.optim.Optimizer, about: dict[s
 def restore(folder: Path, job: Job) -> dict[str, Any]:
     """Load the student of the newest complete checkpoint into ``job``; returns the checkpoint's record, with step 0 if there is none."""
     newest = checkpoint.newest(folder)
-    for left in folder.glob(".*.part"):
+    for left in folder.glob(".*.part") if job.group.first else ():
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     if newest is None:
         return {"step": 0, "seconds": 0.0, "history": [], "losses": []}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from linattn.data.folders import new_folder
 from linattn.data.packed import Windows
 from linattn.distill import losses
 from linattn.distill.options import ConvertOptions
+from linattn.distill.processes import Group, device_of
 from linattn.distill.stages import Stage, stages_of
 from linattn.distill.student import SOFTMAX, Layer, check_teacher, config_with, layers_of, replaced, student_layers, student_of
 from linattn.distill.teacher import TeacherPass, teacher_pass
@@ -89,6 +90,7 @@ class Job:
     device: torch.device
     layers: list[Layer]
     student: LinattnForCausalLM
+    group: Group = field(default_factory=Group)
     start: str | None = None  # hash of the weights that the student started from, if they are another conversion's
 
     @property
@@ -142,12 +144,12 @@ def job_of(source: Source, options: ConvertOptions) -> Job:
     data = corpus(options.text, options.tokenizer or source.tokenizer)
     if data.vocab_size > config.vocab_size:
         raise ValueError(f"tokenizer has {data.vocab_size:,} tokens, but the teacher has {config.vocab_size:,}: use its tokenizer")
-    device = torch.device(options.device or (torch.accelerator.current_accelerator() or "cpu"))
+    device = device_of(options.device)
     teacher = trainable_copy(source.model, device)
     torch.manual_seed(options.seed)
     student = student_of(teacher, layers, context=options.context)
     start = None if options.start is None else continued(student, load(options.start), layers)
-    job = Job(options, source, teacher, data, device, layers, student, start)
+    job = Job(options, source, teacher, data, device, layers, student, start=start)
     for stage in job.stages:
         if stage.steps:
             job.packed(stage)

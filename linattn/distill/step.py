@@ -34,13 +34,14 @@ class Step:
         job: models and options.
         stage: the stage; its parameters are those of the optimizer.
         optimizer: that of :func:`optimizer_of`; its learning rate becomes a tensor on a GPU.
-        capture: capture the step as a CUDA graph; False on other devices. A step that cannot be captured runs as it is, with a warning.
+        capture: capture the step as a CUDA graph, on a GPU in a single process; one that cannot be captured runs as it is, with a warning.
     """
 
     def __init__(self, job: Job, stage: Stage, optimizer: torch.optim.Optimizer, *, capture: bool = True) -> None:
         self.job, self.stage, self.optimizer = job, stage, optimizer
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._left = WARM_UP if capture and job.device.type == "cuda" else -1  # eager steps before the capture; -1: all are eager
+        capture = capture and job.device.type == "cuda" and job.group.count == 1
+        self._left = WARM_UP if capture else -1  # eager steps before the capture; -1: all are eager
         self._graph: torch.cuda.CUDAGraph | None = None
         self._ids = self._loss = torch.empty(0)
         if job.device.type == "cuda":
@@ -66,6 +67,7 @@ class Step:
 
     def _step(self, ids: Tensor) -> Tensor:
         loss = gradients(self.job, self.stage, ids)
+        self.job.group.average([loss, *(p.grad for p in self._parameters if p.grad is not None)])
         torch.nn.utils.clip_grad_norm_(self._parameters, CLIP)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -40,7 +40,7 @@ from linattn.report.folder import write_text
 from linattn.train.run import load_run
 
 MIXERS = ("gated_deltanet", "kda", "gla", "mamba2", "rwkv7")
-RATES = (1e-4, 4e-4, 1.6e-3)  # of the second stage, tried on a sixth of its tokens
+RATES = (2e-4, 6e-4, 1.8e-3)  # of the second stage, tried on a sixth of its tokens
 FIXED = 15.0  # seconds of a conversion that do not depend on its tokens
 LONGER = 3  # times the tokens of the second stage, for one more hybrid
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
@@ -123,14 +123,13 @@ def evaluated(model: Any, codec: Codec, options: EvaluateOptions, teacher: Any =
 
 def students(asked: argparse.Namespace, results: Results) -> None:
     """Convert and measure what the file lacks, until the time is over."""
-    end, slowest = time.monotonic() + 60 * asked.minutes, 0.0
+    start_at, slowest = time.monotonic(), 0.0
+    end = start_at + 60 * asked.minutes
     held_out = (str(asked.sample / "*-held-out.txt"),)
     options = EvaluateOptions(text=held_out, tokens=asked.held_out, tasks=("needle",), lengths=asked.lengths, samples=asked.samples)
     precision = torch.bfloat16 if asked.device == "cuda" else torch.float32
     teacher, codec = load_run(asked.teacher, device=asked.device)
     teacher.to(precision)
-    if "teacher" not in results.rows():
-        results.add({"name": "teacher", "evaluation": evaluated(teacher, codec, options)})
     shared = {
         "text": (str(asked.sample / "*-train.txt"),), "context": asked.context, "batch_size": asked.batch_size, "device": asked.device,
         "resume": True,
@@ -141,14 +140,18 @@ def students(asked: argparse.Namespace, results: Results) -> None:
         late = time.monotonic() + FIXED + slowest * spent > end
         if name in known or late or not (start is None or folder(asked, start).exists()):
             continue
-        began, rate2 = time.monotonic(), asked.rate2 or best_rate(known)
+        rate2 = asked.rate2 or best_rate(known)
+        while given["tokens2"] and ", rate " not in name and rate2 is None and time.monotonic() < start_at + asked.await_rates:
+            time.sleep(0.5)
+            rate2 = best_rate(results.rows())
+        began = time.monotonic()
         given = {"rate2": rate2, **given} if given["tokens2"] else given
         full = shared | given | {"start": None if start is None else folder(asked, start)}
         steps = -(-spent // (asked.context * asked.batch_size))
         result = convert(asked.teacher, out=folder(asked, name), save_every=-(-steps // (4 if given["tokens1"] else 2)), **full)
         row = {"name": name, "options": given, "kept": result.kept, "history": result.history}
         row |= {"teacher_bits_per_byte": result.teacher_bits_per_byte, "seconds": time.monotonic() - began}
-        if "rate" not in name:
+        if given["tokens2"] and ", rate " not in name:
             student = load(result.folder, device=asked.device, dtype=precision)
             row["evaluation"] = evaluated(student, codec, options, teacher)
             del student
@@ -158,9 +161,12 @@ def students(asked: argparse.Namespace, results: Results) -> None:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         results.add(row)
+        if "teacher" not in results.rows():
+            results.add({"name": "teacher", "evaluation": evaluated(teacher, codec, options)})
         last = result.history[-1]
         took = time.monotonic() - began
-        slowest = max(slowest, (took - FIXED) / spent)
+        if spent >= asked.tokens2:  # short ones say little
+            slowest = max(slowest, (took - FIXED) / spent)
         print(f"{name}: KL {last['kl']:.3f}, top-1 {last['top1']:.1%}, {last['bits_per_byte']:.3f} bits per byte, {took:.0f} s", flush=True)
 
 
@@ -226,6 +232,9 @@ def main(arguments: list[str] | None = None) -> int:
         part.add_argument("--context", type=positive, default=512)
         part.add_argument("--batch-size", type=positive, default=32)
         part.add_argument("--rate2", type=float, help="learning rate of the second stages; the best of those tried, if they were")
+        part.add_argument(
+            "--await-rates", type=float, default=0.0, help="seconds from the start to wait for another process that tries them"
+        )
         part.add_argument("--held-out", type=positive, default=160_000, help="tokens on which students are evaluated")
         part.add_argument("--samples", type=positive, default=20, help="needles of each length")
     asked = parser.parse_args(arguments)

@@ -139,12 +139,27 @@ def aims(body: dict[str, Any]) -> str:
     return "\n".join(said) + "\n" if said else ""
 
 
+def stages(body: dict[str, Any]) -> str:
+    """KL after equal steps with the first stage and without it."""
+    cells = []
+    for row in sorted(body["rows"], key=lambda row: (row["steps"], row["rate2"])):
+        both, alone = ({str(record["stage"]): record["kl"] for record in row[name]} for name in ("both", "second alone"))
+        cells.append(
+            (str(row["steps"]), f"{row['rate2']:g}", *(figure(kl) for kl in (alone["2"], both["calibrate"], both["1"], both["2"])))
+        )
+    heads = ("steps", "rate of stage 2", "stage 2 alone", "calibrated", "after stage 1", "after stage 2")
+    run = body["run"]
+    return f"``{run['command']}``, {run['cpu']}, torch {run['torch']}, {run['date']}:\n\n{list_table(heads, cells)}"
+
+
 def text(path: str) -> str:
     """Tables of one file of results; empty if there is none."""
     file = PAGE.parents[1] / path
     if not file.exists():
         return "\n"
     body = json.loads(file.read_text(encoding="utf-8"))
+    if body["schema"] == "linattn.stages":
+        return "\n" + stages(body) + "\n"
     run = next(row["run"] for row in body["rows"] if "history" in row)
     facts = f"{body['card']}, torch {run['torch']}, {run.get('date', '')}".rstrip(", ")
     parts = [f"Measured on {facts} (``{run['command']}``).\n"]

@@ -21,10 +21,11 @@ def body():
     rows = [
         {"name": "teacher", "evaluation": student("teacher")["evaluation"]}, first, student("gla pure", over=0.12),
         student("gla uniform", kept=[3, 7], over=0.05, top1=0.85), student("gla uniform, seed 1", kept=[3, 7], over=0.06),
-        {"name": "decode cuda, gla pure", **decode}, {k: v for k, v in student("gla uniform, rate 0.0004", kept=[3, 7]).items() if k != "evaluation"},
+        {"name": "decode cuda, gla pure", **decode},
+        {key: value for key, value in student("gla uniform, rate 0.0004").items() if key != "evaluation"},
         student("gla stage 1, not calibrated", tokens1=3_000_000),
     ]  # fmt: skip
-    return {"card": "NVIDIA H200", "rows": rows}
+    return {"schema": "linattn.students", "card": "NVIDIA H200", "rows": rows}
 
 
 def test_the_page_shows_what_was_measured():

@@ -81,5 +81,6 @@ def started(device: torch.device, rows: Sequence[int]) -> Iterator[Group]:
 def device_of(device: str | None) -> torch.device:
     """Device of this process: ``device``, or the accelerator with the process's number on its machine."""
     found = torch.device(device or (torch.accelerator.current_accelerator() or "cpu"))
+    numbered = ":" in str(found)
     local = os.environ.get("LOCAL_RANK")
-    return torch.device(found.type, int(local)) if found.type == "cuda" and found.index is None and local is not None else found
+    return found if found.type != "cuda" or numbered or local is None else torch.device(found.type, int(local))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any, cast
 
 from linattn.data.codec import Codec
 
@@ -26,15 +27,19 @@ class Prompt:
     answer: list[int]
 
 
-@lru_cache(maxsize=32)
 def prompts(task: str, codec: Codec, length: int, count: int, seed: int) -> list[Prompt]:
     """Make ``count`` prompts of ``task`` with at most ``length`` tokens, answer included.
 
     Raises:
         ValueError: if the question alone is longer than ``length``.
     """
+    return list(_made(task, cast(Hashable, codec), length, count, seed))
+
+
+@lru_cache(maxsize=32)  # the same for every model of an evaluation
+def _made(task: str, codec: Any, length: int, count: int, seed: int) -> tuple[Prompt, ...]:
     rng = random.Random(f"{task} {length} {seed}")  # noqa: S311  (not for cryptography)
-    return [_fitted(_TASKS[task], codec, length, rng) for _ in range(count)]
+    return tuple(_fitted(_TASKS[task], codec, length, rng) for _ in range(count))
 
 
 Made = tuple[list[str], str, str]  # required sentences of the prompt, the question, the answer

@@ -39,6 +39,8 @@ def _needles(row: Row) -> dict[int, float]:
 def students(body: dict[str, Any]) -> str:
     """Line for the teacher and for each student of the first seed."""
     rows = _by_name(body)
+    if not any(name.endswith(KINDS) and "evaluation" in row for name, row in rows.items()):
+        return ""
     teacher = rows["teacher"]
     lengths = list(_needles(teacher))
     heads = ["student", "softmax layers", "tokens, stages 1 and 2", "bits per byte", "over the teacher", "KL", "top-1"]
@@ -47,7 +49,7 @@ def students(body: dict[str, Any]) -> str:
     for kind in KINDS:
         for name, row in rows.items():
             mixer, _, which = name.partition(" ")
-            if which.partition(",")[0] == kind and ", seed " not in name and ", rate " not in name:
+            if which.partition(",")[0] == kind and ", seed " not in name and "evaluation" in row:
                 cells.append(_line(f"{mixer}, {which}", row, teacher, rows, mixer))
     return list_table(heads, cells)
 
@@ -80,6 +82,48 @@ def decoding(body: dict[str, Any]) -> str:
                 one = None if row is None else row["decoding"][i]
                 line += [memory(one["state_bytes"]) if one else ""] * (device == "cuda") + [figure(one["tokens_per_s"]) if one else ""]
     return list_table(heads, cells) if names else ""
+
+
+def needles(body: dict[str, Any]) -> str:
+    """Needles that the teacher finds."""
+    found = [f"{100 * right:.0f} % at {tokens(length)}" for length, right in _needles(_by_name(body)["teacher"]).items()]
+    return f"Needles that the teacher finds: {', '.join(found)}.\n"
+
+
+def first_stage(body: dict[str, Any]) -> str:
+    """Line for each mixer: the student as copied, calibrated, and after the first stage."""
+    cells = []
+    for name, row in _by_name(body).items():
+        mixer, _, which = name.partition(" ")
+        if which == "stage 1":
+            begun = {str(record["stage"]): record for record in row["history"] if record["tokens"] == 0}
+            last, best = row["history"][-1], row["teacher_bits_per_byte"]
+            kls = [f"{begun[stage]['kl']:.2f}" if stage in begun else "" for stage in ("copy", "calibrate")]
+            over = f"{100 * (last['bits_per_byte'] / best - 1):.1f} %"
+            cells.append([mixer, f"{last['tokens']:,}", *kls, *_figures(last), over, f"{row['seconds']:.0f}"])
+    heads = (
+        "mixer of every layer",
+        "tokens",
+        "KL, copied",
+        "KL, calibrated",
+        "KL",
+        "top-1",
+        "bits per byte",
+        "over the teacher",
+        "seconds",
+    )
+    return list_table(heads, cells) if cells else ""
+
+
+def cut_off(body: dict[str, Any]) -> str:
+    """Second stages that the time limit ended, at their last validation."""
+    cells = []
+    for name, row in _by_name(body).items():
+        if name.endswith(", cut off"):
+            last = row["history"][-1]
+            over = f"{100 * (last['bits_per_byte'] / row['teacher_bits_per_byte'] - 1):.1f} %"
+            cells.append([name.removesuffix(", cut off"), f"{last['tokens']:,}", *_figures(last), over])
+    return list_table(("student", "tokens of stage 2", "KL", "top-1", "bits per byte", "over the teacher"), cells) if cells else ""
 
 
 def rates(body: dict[str, Any]) -> str:
@@ -163,8 +207,12 @@ def text(path: str) -> str:
     run = next(row["run"] for row in body["rows"] if "history" in row)
     facts = f"{body['card']}, torch {run['torch']}, {run.get('date', '')}".rstrip(", ")
     parts = [f"Measured on {facts} (``{run['command']}``).\n"]
-    parts += [aims(body)]
+    parts += [needles(body), aims(body)]
+    if not students(body):
+        parts.append("No second stage has come to its end yet: needles of students, layers chosen by KL and seeds were not measured.\n")
     for title, part in (
+        ("After the first stage, on the conversion's validation text; seconds beside four others on the card:", first_stage(body)),
+        ("Second stages that the time limit ended, seven layers softmax, at their last validation:", cut_off(body)),
         ("Students:", students(body)), ("Decoding one sequence (bfloat16 on the GPU, float32 on the CPU):", decoding(body)),
         ("Learning rates of the second stage:", rates(body)), ("The first stage with and without calibration:", calibration(body)),
         ("Uniform and chosen layers:", seeds(body)),

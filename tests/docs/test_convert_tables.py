@@ -12,7 +12,11 @@ def student(name, kept=(), over=0.0, top1=0.8, **options):
     history = [{"stage": 2, "tokens": 5000, "kl": 0.25, "top1": 0.75, "bits_per_byte": 1.1}]
     run = {"command": "python -m benchmarks.convert students", "torch": "2.11.0", "date": "2026-11-27"}
     given = {"tokens1": 0, "tokens2": 2_500_000, "rate2": 4e-4, **options}
-    return {"name": name, "options": given, "kept": list(kept), "history": history, "evaluation": found, "run": run}
+    first = {"stage": "copy", "tokens": 0, "kl": 9.0, "top1": 0.0, "bits_per_byte": 5.0}
+    return {
+        "name": name, "options": given, "kept": list(kept), "history": [first, *history], "evaluation": found, "run": run,
+        "seconds": 60.0, "teacher_bits_per_byte": 1.0,
+    }  # fmt: skip
 
 
 def body():
@@ -23,6 +27,7 @@ def body():
         student("gla uniform", kept=[3, 7], over=0.05, top1=0.85), student("gla uniform, seed 1", kept=[3, 7], over=0.06),
         {"name": "decode cuda, gla pure", **decode},
         {key: value for key, value in student("gla uniform, rate 0.0004").items() if key != "evaluation"},
+        {key: value for key, value in student("gla uniform, cut off").items() if key != "evaluation"},
         student("gla stage 1, not calibrated", tokens1=3_000_000),
     ]  # fmt: skip
     return {"schema": "linattn.students", "card": "NVIDIA H200", "rows": rows}
@@ -47,10 +52,13 @@ def test_students_become_tables(tmp_path, monkeypatch):
     line = ["gla, uniform", "3, 7", "3M + 2.5M", "1.050", "5.0 %", "0.200", "85.0 %", "50 %"]
     assert "   * - " + "\n     - ".join(line) + "\n" in made
     assert "   * - gla pure\n     - 2.00 KiB\n     - 123\n" in made
+    assert "   * - gla\n     - 5,000\n     - 9.00\n     - –\n     - 0.250\n     - 75.0 %\n     - 1.100\n     - 10.0 %\n     - 60\n" in made
+    assert "   * - gla uniform\n     - 5,000\n     - 0.250\n     - 75.0 %\n     - 1.100\n     - 10.0 %\n" in made
+    assert "Needles that the teacher finds: 50 % at 1k." in made
     assert made.endswith("\n.. end\nafter\n")
 
 
-@pytest.mark.parametrize("part", ["students", "decoding", "rates", "calibration", "seeds"])
+@pytest.mark.parametrize("part", ["students", "decoding", "rates", "calibration", "seeds", "cut_off"])
 def test_parts_that_were_not_measured_are_left_out(part):
     few = body()
     few["rows"] = few["rows"][:3]

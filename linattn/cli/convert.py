@@ -27,6 +27,7 @@ def convert(
     """
     from linattn.distill.conversion import folder_of, run
     from linattn.distill.files import saved_options
+    from linattn.train.processes import world
 
     given |= {"calibrate": False} if no_calibrate else {}
     asked = replace(ConvertOptions(), **given)
@@ -38,6 +39,8 @@ def convert(
         typer.echo(str(plan_of(teacher, asked)))
         return
     result = run(teacher, asked)
+    if world()[1] > 0:  # one of several processes; the first says it
+        return
     last = result.history[-1]
     typer.echo(
         f"{result.folder}: KL {last['kl']:.3g} nats per token from the teacher ({result.history[0]['kl']:.3g} as copied), top-1"

@@ -18,6 +18,7 @@ from linattn.data.folders import new_folder
 
 FORMAT = 1
 STRETCH, PART = 1 << 16, 20  # every 20th stretch of at most 64 KiB is for validation
+AT_ONCE = 256  # stretches that are encoded in parallel
 SPLITS = ("train", "validation")
 
 
@@ -118,12 +119,21 @@ def _write_splits(aside: Path, text: bytes, codec: Codec) -> dict:
     counts, sizes = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
     with (aside / "train.bin").open("wb") as train, (aside / "validation.bin").open("wb") as validation:
         files = {"train": train, "validation": validation}
-        for split, stretch in _stretches(text):
-            tokens = stretch if isinstance(codec, ByteCodec) else np.array(codec.encode(stretch.decode()), dtype=dtype).tobytes()
-            files[split].write(tokens)
-            counts[split] += len(tokens) // dtype.itemsize
-            sizes[split] += len(stretch)
+        stretches = list(_stretches(text))
+        for start in range(0, len(stretches), AT_ONCE):
+            some = stretches[start : start + AT_ONCE]
+            for (split, stretch), tokens in zip(some, _encoded([stretch for _, stretch in some], codec, dtype), strict=True):
+                files[split].write(tokens)
+                counts[split] += len(tokens) // dtype.itemsize
+                sizes[split] += len(stretch)
     return {"format": FORMAT, "dtype": dtype.name, "tokens": counts, "bytes": sizes}
+
+
+def _encoded(stretches: list[bytes], codec: Codec, dtype: np.dtype) -> list[bytes]:
+    """Tokens of each stretch; a tokenizer encodes them in parallel."""
+    if not isinstance(codec, TokenizerCodec):
+        return stretches
+    return [np.array(tokens, dtype=dtype).tobytes() for tokens in codec.encode_all([stretch.decode() for stretch in stretches])]
 
 
 def _open(folder: Path) -> dict | None:

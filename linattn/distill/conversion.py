@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,15 @@ from linattn.distill.calibrate import calibrate
 from linattn.distill.job import Job, job_of, measured, source_of, teacher_bits_per_byte
 from linattn.distill.keep import rank_layers, restored
 from linattn.distill.options import ConvertOptions, ConvertResult
-from linattn.distill.stages import TITLES, Stage, loss_of, trained
+from linattn.distill.processes import started
+from linattn.distill.stages import TITLES, Stage, trained
+from linattn.distill.step import Step, optimizer_of
 from linattn.distill.student import SOFTMAX, replaced, student_layers, student_of
 from linattn.report.progress import Progress
 from linattn.state import only_writer
 from linattn.train import checkpoint
 from linattn.train.process_state import restored_process_state
 
-CLIP = 1.0  # largest norm of a gradient
 Say = Callable[[str], None]
 
 
@@ -55,16 +56,19 @@ def convert_options(options: dict[str, Any]) -> ConvertOptions:
 
 def run(teacher: Any, options: ConvertOptions, *, progress: bool = True) -> ConvertResult:
     """:func:`convert` with its options as one object."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError(f"convert must run in one process, but WORLD_SIZE is {os.environ['WORLD_SIZE']}: start it without torchrun")
     source = source_of(teacher)
     options = replace(options, out=folder_of(source.path, options.out))
     with restored_process_state():
         job = job_of(source, options)
         assert options.out is not None
-        with only_writer(options.out):
-            files.prepare(options.out, options, files.same_of(job))
-            return files.finished(options.out) or _execute(job, options.out, Progress(progress))
+        rows = [stage.rows for stage in job.stages if stage.steps]
+        with started(job.device, rows) as job.group, only_writer(options.out) if job.group.first else nullcontext():
+            if job.group.first:
+                files.prepare(options.out, options, files.same_of(job))
+            job.group.wait()
+            result = files.finished(options.out)
+            job.group.wait()
+            return result or _execute(job, options.out, Progress(progress and job.group.first))
 
 
 def folder_of(teacher: Path | None, out: Path | None) -> Path:
@@ -83,11 +87,11 @@ def folder_of(teacher: Path | None, out: Path | None) -> Path:
 def _execute(job: Job, folder: Path, progress: Progress) -> ConvertResult:
     seen = files.restore(folder, job)
     history: list[dict[str, Any]] = seen["history"]
-    files.write_log(folder, history)
+    _write_log(job, folder, history)
     if not seen["step"]:
         progress.say(f"copied the teacher into {job.student.config.mixer}")
         _initialise(job, history)
-        files.write_log(folder, history)
+        _write_log(job, folder, history)
     first = 0
     for stage in job.stages:
         if stage.number == 2 and job.options.keep:
@@ -100,16 +104,22 @@ def _execute(job: Job, folder: Path, progress: Progress) -> ConvertResult:
     if history[-1]["kept"] != _kept(job):  # no stage ran after the choice
         history.append({**history[-1], "stage": "keep", "kept": _kept(job), **measured(job)})
     result = ConvertResult(folder, tuple(_kept(job)), history, teacher_bits_per_byte(job))
-    files.write_log(folder, history)
-    files.finish(folder, job.student, job, result)
+    _write_log(job, folder, history)
+    if job.group.first:
+        files.finish(folder, job.student, job, result)
     return result
+
+
+def _write_log(job: Job, folder: Path, history: list[dict[str, Any]]) -> None:
+    if job.group.first:
+        files.write_log(folder, history)
 
 
 def _initialise(job: Job, history: list[dict[str, Any]]) -> None:
     """Calibrate the student; append its measurements before and after to ``history``."""
     start = {"step": 0, "tokens": 0, "seconds": 0.0, "kept": _kept(job)}
-    history.append({"stage": "copy", **start, **measured(job)})
-    if job.options.calibrate and job.options.tokens1 and replaced(job.student):
+    history.append({"stage": "copy" if job.options.start is None else "start", **start, **measured(job)})
+    if job.options.calibrate and job.options.tokens1 and job.options.start is None and replaced(job.student):
         calibrate(job.student, job.calibration())
         history.append({"stage": "calibrate", **start, **measured(job)})
 
@@ -127,7 +137,8 @@ def _keep(job: Job, folder: Path, progress: Progress) -> None:
     softmax = student_of(job.teacher, full)
     ranking = rank_layers(job.student, softmax, lambda: measured(job, outputs=False)["kl"])
     kept = sorted(list(ranking)[: options.keep])
-    files.write_json(folder / files.RANKING, {"kept": kept, "kl": ranking})
+    if job.group.first:
+        files.write_json(folder / files.RANKING, {"kept": kept, "kl": ranking})
     progress.say(f"softmax stays in layers {', '.join(map(str, kept))}")
     job.student, job.layers = restored(job.student, softmax, job.layers, full, kept)
 
@@ -137,7 +148,8 @@ def _run(job: Job, stage: Stage, seen: dict[str, Any], folder: Path, progress: P
     first, history = seen["first"], seen["history"]
     if stage.number == 1 and not replaced(job.student):
         return {**seen, "step": first + stage.steps}
-    optimizer = torch.optim.AdamW(trained(job.student, stage), lr=stage.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    job.group.align(job.student)
+    optimizer = optimizer_of(trained(job.student, stage), stage, job.device)
     if seen["step"] > first:
         optimizer.load_state_dict(checkpoint.unflatten(*checkpoint.read(seen["folder"] / files.OPTIMIZER)))
     every = job.options.save_every or max(10, stage.steps // 10)
@@ -149,8 +161,9 @@ def _run(job: Job, stage: Stage, seen: dict[str, Any], folder: Path, progress: P
             tokens = sum(s.tokens for s in job.stages if s.number < stage.number) + step * stage.rows * stage.context
             record = {"stage": stage.number, "step": seen["step"], "tokens": tokens, "seconds": seen["seconds"], "kept": _kept(job)}
             history.append({**record, "loss": sum(losses) / len(losses), **measured(job, outputs=stage.number == 1)})
-            files.save(folder, job, optimizer, {name: seen[name] for name in ("step", "seconds", "losses", "history")})
-            files.write_log(folder, history)
+            if job.group.first:
+                files.save(folder, job, optimizer, {name: seen[name] for name in ("step", "seconds", "losses", "history")})
+            _write_log(job, folder, history)
             say(_summary(history[-1], len(losses) * stage.rows * stage.context / seconds))
     return seen
 
@@ -158,19 +171,12 @@ def _run(job: Job, stage: Stage, seen: dict[str, Any], folder: Path, progress: P
 def _steps(job: Job, stage: Stage, optimizer: torch.optim.Optimizer, span: tuple[int, int]) -> Iterator[tuple[list[float], int, float]]:
     """Train from step ``span[0]``; every ``span[1]`` steps and at the end yield the losses since the last yield, the step, the seconds."""
     begin, every = span
-    packed = job.packed(stage)
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    packed, run_step = job.packed(stage), Step(job, stage, optimizer)
     losses: list[torch.Tensor] = []
     since = time.perf_counter()
     job.student.train()
     for step in range(begin, stage.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = stage.rate_at(step)
-        ids = job.batch(packed, range(step * stage.rows, (step + 1) * stage.rows))
-        losses.append(gradients(job, stage, ids))
-        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        losses.append(run_step(step, job.batch(packed, job.group.share(range(step * stage.rows, (step + 1) * stage.rows)))))
         if (step + 1) % every == 0 or step + 1 == stage.steps:
             values = torch.stack(losses).tolist()
             if not all(map(math.isfinite, values)):
@@ -179,17 +185,6 @@ def _steps(job: Job, stage: Stage, optimizer: torch.optim.Optimizer, span: tuple
             losses, since = [], time.perf_counter()
             job.student.train()
     job.student.eval()
-
-
-def gradients(job: Job, stage: Stage, ids: torch.Tensor) -> torch.Tensor:
-    """Accumulate the gradients of the mean loss of ``ids`` [B, T] in parts; returns the loss."""
-    total = torch.zeros((), device=ids.device)
-    for part in ids.chunk(min(job.options.accumulate, len(ids))):
-        with job.precision():
-            loss = loss_of(stage, job.student, job.teacher, part) * (len(part) / len(ids))
-        loss.backward()
-        total += loss.detach()
-    return total
 
 
 def _summary(record: dict[str, Any], speed: float) -> str:

@@ -23,6 +23,7 @@ from linattn import models
 from linattn.data.folders import publish
 from linattn.distill.job import Job
 from linattn.distill.options import ConvertOptions, ConvertResult
+from linattn.distill.step import saved
 from linattn.distill.student import config_with, new_student
 from linattn.hf import LinattnForCausalLM
 from linattn.hf import folder as folders
@@ -34,13 +35,20 @@ from linattn.train import checkpoint
 
 CONVERT, LOG, RANKING, RESULT = "convert.json", "log.jsonl", "ranking.json", "result.json"
 STUDENT, OPTIMIZER, GENERATORS = "student.safetensors", "optimizer.safetensors", "generators.safetensors"
-_FREE = ("out", "resume", "device", "text", "tokenizer", "save_every")  # options that change no weight, or are covered by the corpus digest
+_FREE = ("out", "resume", "device", "text", "tokenizer", "save_every", "start")  # options that change no weight, or are covered by a digest
 
 
 def same_of(job: Job) -> dict[str, Any]:
     """Collect everything that determines the weights, as JSON values."""
     options = {f.name: getattr(job.options, f.name) for f in fields(ConvertOptions) if f.name not in _FREE}
-    stated = {"teacher": identity(job.source.model), "layers": job.layers, "corpus_sha256": job.data.sha256, **options}
+    stated = {
+        "teacher": identity(job.source.model),
+        "start": job.start,
+        "processes": job.group.count,
+        "layers": job.layers,
+        "corpus_sha256": job.data.sha256,
+        **options,
+    }
     return json.loads(json.dumps(stated))
 
 
@@ -55,14 +63,16 @@ def prepare(folder: Path, options: ConvertOptions, same: dict[str, Any]) -> None
         if not empty(folder):
             raise ValueError(f"{folder} already exists and holds no conversion: choose another folder with --out")
         asked = {**asdict(options), "out": None, "resume": False, "text": [os.path.abspath(p) for p in options.text]}
-        asked["tokenizer"] = options.tokenizer and os.path.abspath(options.tokenizer)
+        for name in ("tokenizer", "start"):
+            asked[name] = asked[name] and os.path.abspath(asked[name])
         write_json(path, {"linattn": linattn.__version__, "options": asked, "same": same})
         return
     known = read_json(path)
     if not options.resume:
         raise ValueError(f"{folder} already holds a conversion: continue it with --resume, or choose another folder with --out")
     with content_of(path):
-        other = [name for name, value in same.items() if known["same"].get(name) != value]
+        before = {"processes": 1, **known["same"]}
+        other = [name for name, value in same.items() if before.get(name) != value]
     if other:
         raise ValueError(f"{folder} holds a conversion with other options: {', '.join(other)} differ")
 
@@ -75,7 +85,9 @@ def saved_options(folder: Path) -> ConvertOptions | None:
     with content_of(folder / CONVERT):
         given = known["options"]
         kept = given["keep_layers"]
-        options = ConvertOptions(**{**given, "text": tuple(given["text"]), "keep_layers": None if kept is None else tuple(kept)})
+        start = given.get("start")
+        paths = {"text": tuple(given["text"]), "start": None if start is None else Path(start)}
+        options = ConvertOptions(**{**given, **paths, "keep_layers": None if kept is None else tuple(kept)})
     return replace(options, out=folder)
 
 
@@ -86,7 +98,7 @@ def save(folder: Path, job: Job, optimizer: torch.optim.Optimizer, about: dict[s
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     checkpoint.write(aside / STUDENT, job.student.state_dict(), {"layers": job.layers})
-    checkpoint.write(aside / OPTIMIZER, *checkpoint.flatten(optimizer.state_dict()))
+    checkpoint.write(aside / OPTIMIZER, *checkpoint.flatten(saved(optimizer)))
     checkpoint.write(aside / GENERATORS, *checkpoint.generators())
     publish(aside, folder / name)
     checkpoint.mark(folder / name, **about)
@@ -98,7 +110,7 @@ def save(folder: Path, job: Job, optimizer: torch.optim.Optimizer, about: dict[s
 def restore(folder: Path, job: Job) -> dict[str, Any]:
     """Load the student of the newest complete checkpoint into ``job``; returns the checkpoint's record, with step 0 if there is none."""
     newest = checkpoint.newest(folder)
-    for left in folder.glob(".*.part"):
+    for left in folder.glob(".*.part") if job.group.first else ():
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     if newest is None:
         return {"step": 0, "seconds": 0.0, "history": [], "losses": []}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,20 +13,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from linattn import models
+from linattn import mixers, models
 from linattn.data import Corpus, PackedTokens, corpus
 from linattn.data.corpus import cache_folder
 from linattn.data.folders import new_folder
 from linattn.data.packed import Windows
 from linattn.distill import losses
 from linattn.distill.options import ConvertOptions
+from linattn.distill.processes import Group, device_of
 from linattn.distill.stages import Stage, stages_of
-from linattn.distill.student import Layer, check_teacher, config_with, replaced, student_layers, student_of
+from linattn.distill.student import SOFTMAX, Layer, check_teacher, config_with, layers_of, replaced, student_layers, student_of
 from linattn.distill.teacher import TeacherPass, teacher_pass
 from linattn.hf import LinattnForCausalLM, folder, load
 from linattn.hf.chat import load_tokenizer
 from linattn.models.memory import FLOAT, TRAINED, language_parameters, require
 from linattn.state import digest_of_text
+from linattn.state.identity import identity
 from linattn.train import checkpoint
 
 TOKENIZER = "tokenizer.json"
@@ -88,6 +90,8 @@ class Job:
     device: torch.device
     layers: list[Layer]
     student: LinattnForCausalLM
+    group: Group = field(default_factory=Group)
+    start: str | None = None  # hash of the weights that the student started from, if they are another conversion's
 
     @property
     def stages(self) -> list[Stage]:
@@ -140,15 +144,49 @@ def job_of(source: Source, options: ConvertOptions) -> Job:
     data = corpus(options.text, options.tokenizer or source.tokenizer)
     if data.vocab_size > config.vocab_size:
         raise ValueError(f"tokenizer has {data.vocab_size:,} tokens, but the teacher has {config.vocab_size:,}: use its tokenizer")
-    device = torch.device(options.device or (torch.accelerator.current_accelerator() or "cpu"))
+    device = device_of(options.device)
     teacher = trainable_copy(source.model, device)
     torch.manual_seed(options.seed)
-    job = Job(options, source, teacher, data, device, layers, student_of(teacher, layers, context=options.context))
+    student = student_of(teacher, layers, context=options.context)
+    start = None if options.start is None else continued(student, load(options.start), layers)
+    job = Job(options, source, teacher, data, device, layers, student, start=start)
     for stage in job.stages:
         if stage.steps:
             job.packed(stage)
     next(job.held_out(options.context))
     return job
+
+
+@torch.no_grad()
+def continued(student: LinattnForCausalLM, start: Any, layers: list[Layer]) -> str:
+    """Copy the weights of ``start`` into ``student``, except where only ``student`` is softmax; returns the hash of these.
+
+    Raises:
+        ValueError: if ``start`` has another size, or other mixers in the layers that ``student`` replaces.
+    """
+    config = start.config
+    if (config.dim, config.layers) != (student.config.dim, student.config.layers):
+        came = f"{config.layers} layers of width {config.dim}"
+        raise ValueError(f"start must have the teacher's {student.config.layers} layers of width {student.config.dim}, but has {came}")
+    restored = []
+    for i, (there, here) in enumerate(zip(layers_of(config), layers, strict=True)):
+        if here[0] == SOFTMAX:
+            restored += [f"model.layers.{i}.mixer."] * (there[0] != SOFTMAX)
+        elif _trained(there) != _trained(here):
+            raise ValueError(f"start must have {here[0]} with the same options in layer {i}, but has {there[0]}")
+    weights = {name: t for name, t in start.state_dict().items() if not name.startswith(tuple(restored))}
+    found, wanted = ({name: t.shape for name, t in named.items()} for named in (weights, student.state_dict()))
+    if different := [n for n in found.keys() | wanted.keys() if not n.startswith(tuple(restored)) and found.get(n) != wanted.get(n)]:
+        raise ValueError(f"start must have the student's weights, but {min(different)} differs")
+    student.load_state_dict(weights, strict=False)
+    return identity(start)["weights"]
+
+
+def _trained(layer: Layer) -> Layer:
+    """``layer`` without the options that follow from its number, with which new weights are drawn."""
+    name, options = layer
+    placed = mixers.info(name).cls.placed(0, 1)
+    return name, {option: value for option, value in options.items() if option not in placed}
 
 
 def trainable_copy(model: nn.Module, device: torch.device) -> nn.Module:

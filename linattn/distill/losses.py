@@ -17,7 +17,7 @@ from linattn.distill.student import replaced
 from linattn.distill.teacher import TeacherPass
 from linattn.mixers.parts import to_float32
 
-PIECE = 1 << 24  # logits in memory at a time
+PIECE, PIECE_GPU = 1 << 24, 1 << 27  # logits in memory at a time
 
 
 def output_errors(student: nn.Module, seen: TeacherPass) -> Tensor:
@@ -83,8 +83,8 @@ def _vocab(model: nn.Module) -> int:
 
 def _in_pieces(function: Callable[..., Tensor], vocab: int, *tensors: Tensor) -> Tensor:
     """Sum ``function`` over pieces of the tokens of ``tensors`` [B, T, ...]."""
-    rows = max(1, PIECE // vocab)
+    rows = max(1, (PIECE if tensors[0].device.type == "cpu" else PIECE_GPU) // vocab)
     pieces = zip(*(t.flatten(0, 1).split(rows) for t in tensors), strict=True)
     if not torch.is_grad_enabled():
         return torch.stack([function(*piece) for piece in pieces]).sum()
-    return torch.stack([checkpoint(function, *piece, use_reentrant=False) for piece in pieces]).sum()
+    return torch.stack([checkpoint(function, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces]).sum()

@@ -22,12 +22,15 @@ class ConvertOptions:
         out: the folder of the result.
         keep: number of layers that stay softmax, chosen by KL after the first stage; ``mixer`` must not name softmax then.
         keep_layers: layers that stay softmax, counted from 0; ``mixer`` must not name softmax then.
+        start: a conversion of the same teacher whose weights the student starts from, in place of the closed-form initialisation; layers
+            that are softmax in the student and not there are the teacher's. One first stage then serves several choices of layers.
         rotary: ``"keep"`` or ``"drop"``: rotary positions of the layers that stay softmax.
         tokens1: tokens of the first stage, in which each mixer learns its layer's attention output; 0 skips it.
         tokens2: tokens of the second stage, KL of the logits; 0 skips it.
         tokens3: tokens of the third stage, cross-entropy at ``context3``; 0 skips it.
         rate1: initial learning rate of the first stage, which falls to a hundredth by a cosine.
-        rate2: constant learning rate of the second and third stages; None: 1e-5 at width 4096, in inverse proportion to the width.
+        rate2: initial learning rate of the second stage, which falls to a tenth by a cosine; the third stage has that tenth. None: 4e-4
+            at width 576, in inverse proportion to the width.
         context: tokens of one sequence in the first two stages.
         context3: tokens of one sequence in the third stage; None: four times ``context``.
         batch_size: sequences of one step at ``context``; the third stage takes as many tokens.
@@ -49,6 +52,7 @@ class ConvertOptions:
     out: Path | None = option(None, "The folder of the result.", "DIR", shown="TEACHER-linear")
     keep: int | None = option(None, "Keep N layers softmax, chosen by KL.", "N", shown="by pattern", least=0)
     keep_layers: tuple[int, ...] | None = option(None, "Keep these layers softmax.", "I,I,...", shown="by pattern", separated=True)
+    start: Path | None = option(None, "Start from this conversion of the same teacher.", "DIR", shown="none")
     rotary: str = option("keep", "Rotary positions of softmax layers: keep or drop.", "keep|drop")
     tokens1: int = option(20_000_000, "Tokens of stage 1, mixer outputs; 0: none.", "N", least=0)
     tokens2: int = option(40_000_000, "Tokens of stage 2, KL of the logits; 0: none.", "N", least=0)

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from linattn.distill.conversion import gradients
 from linattn.distill.job import Job, job_of, source_of
 from linattn.distill.options import ConvertOptions
 from linattn.distill.stages import TITLES, Stage, trained
+from linattn.distill.step import gradients
 
 _STATE = 3  # tensors beside each trained parameter: its gradient and AdamW's two moments
 

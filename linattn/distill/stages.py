@@ -14,7 +14,8 @@ from linattn.distill.student import replaced
 from linattn.distill.teacher import teacher_pass
 
 TITLES = {1: "mixer outputs", 2: "KL of the logits", 3: "cross-entropy"}
-_WIDTH, _RATE = 4096, 1e-5  # learning rate of the second stage at that width
+WARM_UP = 20  # steps over which the learning rate of a long stage rises
+_WIDTH, _RATE = 576, 4e-4  # learning rate of the second stage at that width
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,9 @@ class Stage:
         return self.steps * self.rows * self.context
 
     def rate_at(self, step: int) -> float:
-        """Learning rate of ``step``, counted from 0."""
-        return self.final + (self.rate - self.final) * (1 + math.cos(math.pi * step / self.steps)) / 2
+        """Learning rate of ``step``, counted from 0: a linear rise over the first tenth, at most 20 steps, times the cosine."""
+        risen = min(1.0, (step + 1) / (min(WARM_UP, self.steps // 10) + 1))
+        return risen * (self.final + (self.rate - self.final) * (1 + math.cos(math.pi * step / self.steps)) / 2)
 
 
 def stages_of(options: ConvertOptions, width: int) -> list[Stage]:
@@ -54,8 +56,8 @@ def stages_of(options: ConvertOptions, width: int) -> list[Stage]:
     rows3 = max(1, options.batch_size * options.context // context3)
     planned = (
         (options.tokens1, options.context, options.batch_size, options.rate1, options.rate1 / 100),
-        (options.tokens2, options.context, options.batch_size, rate2, rate2),
-        (options.tokens3, context3, rows3, rate2, rate2),
+        (options.tokens2, options.context, options.batch_size, rate2, rate2 / 10),
+        (options.tokens3, context3, rows3, rate2 / 10, rate2 / 10),
     )
     return [
         Stage(number, -(-tokens // (rows * context)), context, rows, rate, final)

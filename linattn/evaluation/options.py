@@ -8,6 +8,7 @@ from pathlib import Path
 from linattn.arguments import check_fields, option
 
 TASKS = ("needle", "variables", "words")
+DTYPES = ("bf16", "fp32")
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class EvaluateOptions:
         lengths: prompt lengths in tokens, for tasks and for the measurement of state and speed.
         samples: prompts of each task and length.
         decode: tokens decoded to measure the speed; 0 skips speed and state.
+        dtype: ``"bf16"`` or ``"fp32"``: precision of weights and computation; None: bf16 on a GPU, else that of the model's files.
         device: device of the models; None: the accelerator if there is one.
         seed: seed of the prompts.
         out: folder for report.json and report.html; None writes neither.
@@ -41,12 +43,15 @@ class EvaluateOptions:
     lengths: tuple[int, ...] = option((512, 2048), "Tokens of a prompt.", "T,T,...", separated=True, shown="512,2048")
     samples: int = option(20, "Prompts of each task and length.", "N", least=1)
     decode: int = option(64, "Tokens decoded to measure speed; 0: none.", "N", least=0)
+    dtype: str | None = option(None, "Precision of weights and computation.", "bf16|fp32", shown="bf16 on a GPU")
     device: str | None = option(None, "cpu, cuda or cuda:1.", "DEVICE", shown="the GPU if there is one")
     seed: int = option(0, "Seed of the prompts.", "S", least=0)
     out: Path | None = option(None, "Folder for report.json and report.html.", "DIR", shown="none")
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.dtype not in (*DTYPES, None):
+            raise ValueError(f"dtype must be 'bf16' or 'fp32' or None, but came as {self.dtype!r}")
         if unknown := [task for task in self.tasks if task not in TASKS]:
             raise ValueError(f"tasks must be among {', '.join(TASKS)}, but have {unknown[0]!r}")
         if short := [length for length in self.lengths if length < 1]:

@@ -45,7 +45,7 @@ def evaluate(models: Sequence[str | Path], options: EvaluateOptions | None = Non
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     known_device("device", device)
     folder = None if options.out is None else Folder(options.out, SCHEMA)
-    teacher = None if options.teacher is None else load_run(options.teacher, device=device)
+    teacher = None if options.teacher is None else _loaded(options.teacher, options, device)
     wanted = [Path(path) for path in ([] if options.teacher is None else [options.teacher]) + list(models)]
     report: dict[str, Any] = {
         "schema": SCHEMA, "version": VERSION, "created": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(),
@@ -56,7 +56,7 @@ def evaluate(models: Sequence[str | Path], options: EvaluateOptions | None = Non
     bar = Progress(progress)
     with folder.held() if folder is not None else nullcontext(), bar.counted("evaluating", len(wanted)) as done:
         for i, path in enumerate(wanted):
-            given = teacher if teacher is not None and i == 0 else load_run(path, device=device)
+            given = teacher if teacher is not None and i == 0 else _loaded(path, options, device)
             report["models"].append(_measured(path, given, options, None if i == 0 else teacher))
             done(str(path))
         if folder is not None:
@@ -66,10 +66,19 @@ def evaluate(models: Sequence[str | Path], options: EvaluateOptions | None = Non
     return report
 
 
+def _loaded(path: str | Path, options: EvaluateOptions, device: str) -> tuple[Any, Any]:
+    """Load a model and its codec in the precision of the evaluation."""
+    model, codec = load_run(path, device=device)
+    dtype = options.dtype or ("bf16" if device.startswith("cuda") else None)
+    return model if dtype is None else model.to({"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]), codec
+
+
 def _measured(path: Path, given: tuple[Any, Any], options: EvaluateOptions, teacher: tuple[Any, Any] | None) -> dict[str, Any]:
     model, codec = given
     if teacher is not None and not measure.same_tokens(codec, teacher[1]):
         raise ValueError(f"{path} must have the teacher's tokenizer, but has another")
+    if teacher is not None:
+        codec = teacher[1]  # the same object, for which the prompts are made once
     model.eval()
     tokens, size = measure.held_out(options, codec)
     return {

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, cast
 
 from linattn.data.codec import Codec
 
@@ -29,8 +33,13 @@ def prompts(task: str, codec: Codec, length: int, count: int, seed: int) -> list
     Raises:
         ValueError: if the question alone is longer than ``length``.
     """
+    return list(_made(task, cast(Hashable, codec), length, count, seed))
+
+
+@lru_cache(maxsize=32)  # the same for every model of an evaluation
+def _made(task: str, codec: Any, length: int, count: int, seed: int) -> tuple[Prompt, ...]:
     rng = random.Random(f"{task} {length} {seed}")  # noqa: S311  (not for cryptography)
-    return [_fitted(_TASKS[task], codec, length, rng) for _ in range(count)]
+    return tuple(_fitted(_TASKS[task], codec, length, rng) for _ in range(count))
 
 
 Made = tuple[list[str], str, str]  # required sentences of the prompt, the question, the answer
@@ -68,8 +77,8 @@ def _fitted(make: Callable[[random.Random], Made], codec: Codec, length: int, rn
     limit = length - len(wanted)
     if len(codec.encode(_joined(facts, question))) > limit:
         raise ValueError(f"lengths must be long enough for the question, but {length} tokens are too few for: {_joined(facts, question)!r}")
-    fewest = min(len(codec.encode(" " + sentence)) for sentence in _FILLER)
-    filler = [rng.choice(_FILLER) for _ in range(length // fewest + 1)]
+    sizes = {sentence: len(codec.encode(" " + sentence)) for sentence in _FILLER}
+    filler = [rng.choice(_FILLER) for _ in range(length // min(sizes.values()) + 1)]
     places = sorted(rng.random() for _ in facts)
 
     def tokens(count: int) -> list[int]:
@@ -78,11 +87,13 @@ def _fitted(make: Callable[[random.Random], Made], codec: Codec, length: int, rn
             parts.insert(round(place * count) + done, fact)
         return codec.encode(_joined(parts, question))
 
-    low, high = 0, len(filler)  # binary search for the most sentences that fit, since encoding is slow
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if len(tokens(middle)) <= limit else (low, middle - 1)
-    return Prompt(tokens(low), wanted)
+    ends = list(accumulate((sizes[sentence] for sentence in filler), initial=len(codec.encode(_joined(facts, question)))))
+    count = bisect_right(ends, limit) - 1  # exact where sentences are encoded independently
+    while count < len(filler) and len(tokens(count + 1)) <= limit:
+        count += 1
+    while len(made := tokens(count)) > limit:
+        count -= 1
+    return Prompt(made, wanted)
 
 
 def _joined(sentences: Sequence[str], question: str) -> str:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -153,8 +154,8 @@ _LAYERS = ("num_hidden_layers", "num_blocks", "layers")
 def _read(path: Path, variant: str | None, dtype: torch.dtype | None) -> LinattnForCausalLM:
     with _opened(path, variant) as (content, generation, weights):
         try:
-            for name in _depths(content):  # before memory is allocated
-                if isinstance(count := content.get(name), int) and count > len(weights.names):
+            for part, name in product((content, content.get("text_config")), _depths(content)):  # before memory is allocated
+                if isinstance(part, dict) and isinstance(count := part.get(name), int) and count > len(weights.names):
                     raise ValueError(f"{folders.CONFIG} says {name} = {count}, but there are {len(weights.names)} weights")
             config = config_of(content)
             model = _empty(config)

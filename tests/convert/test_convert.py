@@ -136,12 +136,6 @@ def test_options_that_do_not_fit_are_refused(options, message, teacher, text, tm
     assert not (tmp_path / "out").exists()
 
 
-def test_several_processes_are_refused(teacher, tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="convert must run in one process, but WORLD_SIZE is 2"):
-        convert(teacher, out=tmp_path / "out")
-
-
 def test_a_loss_that_is_no_number_ends_the_conversion(teacher, text, tmp_path):
     with pytest.raises(ValueError, match="the loss is NaN or infinite after step . of stage 2: lower its learning rate"):
         convert(teacher, mixer="gla", text=[str(text)], out=tmp_path / "out", progress=False, **{**SMALL, "rate2": 1e30})

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 
 from linattn.distill import losses
 from linattn.distill.calibrate import Fit, calibrate
-from linattn.distill.conversion import gradients
 from linattn.distill.options import ConvertOptions
 from linattn.distill.stages import loss_of, stages_of, trained
+from linattn.distill.step import gradients
 from linattn.distill.student import replaced, student_layers, student_of
 from linattn.distill.teacher import teacher_pass
 from tests.convert.models import softmax_model
@@ -122,10 +122,12 @@ def test_steps_and_learning_rates():
     first, second, third = stages_of(options, 1024)
     assert (first.steps, first.tokens, second.steps) == (16, 1024, 0)
     assert (third.context, third.rows, third.steps) == (64, 1, 128)
-    assert first.rate_at(0) == 1e-2
+    assert first.rate_at(0) == pytest.approx(1e-2 / 2)  # of 16 steps one rises
     assert first.rate_at(16) == pytest.approx(1e-4)
     assert first.rate_at(8) == pytest.approx((1e-2 + 1e-4) / 2)
-    assert third.rate_at(0) == third.rate_at(127) == pytest.approx(4e-5)
+    long = stages_of(ConvertOptions(tokens2=512 * 16 * 1000), 576)[1]
+    assert [long.rate_at(step) for step in (0, 9, 1000)] == pytest.approx([4e-4 / 21, 4e-4 * 10 / 21, 4e-5], rel=1e-3)
+    assert third.rate_at(127) == pytest.approx(4e-5 * 576 / 1024)
     assert stages_of(ConvertOptions(rate2=0.5), 1024)[1].rate == 0.5
 
 

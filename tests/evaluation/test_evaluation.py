@@ -145,6 +145,17 @@ def test_report_and_page(folders, tmp_path, capsys):
     assert "softmax（教师）" in chinese and "答对，%" in chinese and "420 处的状态" in chinese
 
 
+@pytest.mark.parametrize(("dtype", "wanted"), [(None, torch.float32), ("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_models_are_measured_in_the_dtype_asked_for(folders, monkeypatch, dtype, wanted):
+    seen = []
+    monkeypatch.setattr(measure, "on_tasks", lambda model, codec, options: seen.append(next(model.parameters()).dtype) or [])
+    how = EvaluateOptions(text=(str(folders / "text.txt"),), decode=0, dtype=dtype, device="cpu", teacher=folders / "softmax")
+    evaluate([folders / "gla"], how)
+    assert seen == [wanted, wanted]
+    with pytest.raises(ValueError, match="dtype must be 'bf16' or 'fp32' or None, but came as 'fp16'"):
+        EvaluateOptions(dtype="fp16")
+
+
 def test_refusals(folders, tmp_path, capsys):
     with pytest.raises(ValueError, match="models must be a list"):
         evaluate([])

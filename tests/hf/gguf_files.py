@@ -90,12 +90,17 @@ def _named(name, architecture):
     return f"blk.{layer}.{parts[part]}.{end}"
 
 
-def _add_tokenizer(writer, *, tokens, merges, pre, types, template=None, model="gpt2", roles=(), begins=False):
+def _add_tokenizer(writer, *, tokens, merges, pre, types, template=None, model="gpt2", roles=(), begins=False, scores=None, prefix=None):
     writer.add_tokenizer_model(model)
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_token_merges(merges)
+    if merges is not None:
+        writer.add_token_merges(merges)
+    if scores is not None:
+        writer.add_token_scores(scores)
+    if prefix is not None:
+        writer.add_add_space_prefix(prefix)
     writer.add_add_bos_token(begins)
     for role, number in dict(roles).items():
         writer.add_uint32(f"tokenizer.ggml.{role}_token_id", number)

@@ -1,6 +1,7 @@
 """Tokenizers of GGUF files against those of the ``tokenizers`` package that they were written from, word by word and whole."""
 
 import json
+from itertools import pairwise
 
 import pytest
 import transformers
@@ -90,7 +91,8 @@ def test_special_tokens_and_template(tmp_path):
     ("changes", "reason"),
     [
         ({"pre": "tekken"}, "tokenizer.ggml.pre must be one of 'gpt-2', 'smollm', 'llama-bpe', 'qwen2' to be read, but is 'tekken'"),
-        ({"model": "llama"}, "tokenizer.ggml.model must be 'gpt2', byte-level BPE, to be read, but is 'llama'"),
+        ({"model": "bert"}, "tokenizer.ggml.model must be 'gpt2', byte-level BPE, or 'llama', SentencePiece, to be read, but is 'bert'"),
+        ({"model": "llama"}, "tokenizer.ggml.scores must be those of"),
         ({"types": [1]}, "tokenizer.ggml.token_type is of 1 tokens, but there are"),
         ({"roles": {"eos": 5000}}, "tokenizer.ggml.eos_token_id is 5000, but there are"),
         ({"merges": ["a nothing"]}, "tokenizer.ggml.merges do not fit the tokens"),
@@ -108,3 +110,41 @@ def test_what_is_not_read(changes, reason, tmp_path):
 def test_a_file_without_one(tmp_path):
     with pytest.raises(ValueError, match="has no tokenizer"):
         tokenizer_of(GGUFFile(write(tmp_path / "m.gguf", theirs_of("llama", **HOW), "llama")))
+
+
+def joined(text, scores):
+    """SentencePiece's algorithm as it is defined: join the neighbours whose piece has the highest score, the first of equals."""
+    pieces = list(text)
+    while True:
+        pairs = [(scores[a + b], -i) for i, (a, b) in enumerate(pairwise(pieces)) if a + b in scores]
+        if not pairs:
+            return pieces
+        i = -max(pairs)[1]
+        pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_pieces_of_sentencepiece(prefix, tmp_path):
+    """Pieces and scores of a vocabulary as Llama 2's and Gemma's: unknown, control, bytes, learned pieces, characters."""
+    learner = Tokenizer(models.BPE())
+    words = "it's a test of words 12 123 1234 don't  do   that!! e = 3.14 déjà vu".replace(" ", "▁")
+    learner.train_from_iterator([f"▁{words}"] * 9, trainers.BpeTrainer(vocab_size=150, show_progress=False))
+    learned = json.loads(learner.to_str())["model"]
+    made = ["".join(merge) for merge in learned["merges"]]
+    special, data = ["<unk>", "<s>", "</s>"], [f"<0x{i:02X}>" for i in range(256)]
+    tokens = [*special, *data, *made, *(t for t in learned["vocab"] if t not in made)]
+    scores = [0.0] * 259 + [-float(i) for i in range(len(made))] + [-1000.0] * (len(tokens) - 259 - len(made))
+    kinds = [2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259)]
+    roles = {"bos": 1, "eos": 2, "unknown": 0}
+    own = {"tokens": tokens, "scores": scores, "types": kinds, "roles": roles, "model": "llama", "pre": "default", "merges": None}
+    ours = tokenizer_of(written(tmp_path, **own, begins=True, prefix=prefix))
+    known, score = {t: i for i, t in enumerate(tokens)}, dict(zip(tokens[259:], scores[259:], strict=True))
+    for text in ("it's a test", "words 1234 don't", " déjà  vu\n", "日本 ∑ test", "do that!! that", ""):
+        marked = ("▁" if prefix and text else "") + text.replace(" ", "▁")
+        wanted = [n for p in joined(marked, score) for n in ([known[p]] if p in known else [3 + byte for byte in p.encode()])]
+        assert ours.encode(text) == [1, *wanted]
+        assert ours.decode(wanted) == text
+    assert ours.encode("</s>a")[1] == 2
+    assert (ours.bos_token, ours.eos_token, ours.unk_token) == ("<s>", "</s>", "<unk>")
+    ours.save_pretrained(tmp_path / "saved")
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "saved").encode("a test") == ours.encode("a test")

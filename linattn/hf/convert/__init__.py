@@ -21,7 +21,7 @@ FAMILIES = {
     "minimax": "minimax",
     "xlstm": "xlstm",
     "kimi_linear": "kimi_linear",
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma3_text"), "llama"),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gemma3"), "llama"),
     **dict.fromkeys(("gla", "retnet", "delta_net", "gated_deltanet", "kda", "hgrn2"), "fla"),
     **dict.fromkeys(("rwkv6", "rwkv7"), "fla_rwkv"),
 }

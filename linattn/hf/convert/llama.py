@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from linattn import mixers
-from linattn.hf.convert.common import ANGLES, GATED_FFN, back, base, transformers_config
+from linattn.hf.convert.common import ANGLES, GATED_FFN, TOKENS, back, base, transformers_config
 from linattn.hf.convert.table import Family, Line, ffn_of, named, only, same, under
 from linattn.mixers.rotary import SCALINGS
 from linattn.models import LMConfig
@@ -215,3 +215,33 @@ _ARCHITECTURES = {
     "gemma3_text": "Gemma3ForCausalLM",
 }
 FAMILIES = {name: _family(name, architecture) for name, architecture in _ARCHITECTURES.items()}
+
+
+def _text_config(content: dict[str, Any]) -> Any:
+    """Config of the text part of a Gemma 3 that reads images; it inherits the tie of embedding and head and special tokens."""
+    text = content.get("text_config", {})
+    if not isinstance(text, dict):
+        raise ValueError(f"gemma3: text_config must be the config of the text part, but is {text!r}")
+    shared = {name: content[name] for name in ("tie_word_embeddings", *TOKENS) if content.get(name) is not None}
+    return FAMILIES["gemma3_text"].config_of(shared | text)
+
+
+def _refused(_: LMConfig) -> dict[str, Any]:
+    raise ValueError("gemma3 also reads images; gemma3_text is its text part")
+
+
+_PART = r"(model\.)?"
+# The text part alone of Gemma3ForConditionalGeneration: the vision tower and its projection are passed over.
+FAMILIES["gemma3"] = replace(
+    FAMILIES["gemma3_text"],
+    model_type="gemma3",
+    architecture="Gemma3ForConditionalGeneration",
+    config_of=_text_config,
+    config=_refused,
+    aliases={
+        r"^language_model\.lm_head": "lm_head",
+        rf"^language_model\.{_PART}": "model.",
+        r"^model\.language_model\.": "model.",
+    },
+    ignored=rf"{ANGLES}|^{_PART}(vision_tower|multi_modal_projector)\.",
+)

@@ -1,4 +1,4 @@
-"""Tokenizer of a GGUF file: byte-level BPE, cut into words by the rule named in ``tokenizer.ggml.pre``."""
+"""Tokenizer of a GGUF file: byte-level BPE, cut into words by the rule named in ``tokenizer.ggml.pre``, or SentencePiece."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from linattn.hf.gguf.file import GGUFFile
+from linattn.hf.gguf.pieces import tokenizer_of_pieces
 from linattn.hf.gguf.vocabulary import NO_MERGES
 
 _KEY = "tokenizer.ggml."
@@ -48,14 +49,37 @@ def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerFast:
     """Make the tokenizer in ``file``, its special tokens and its chat template.
 
     Raises:
-        ValueError: for a file without a tokenizer, for another kind than byte-level BPE or another ``pre``, and for lists that
-            contradict each other.
+        ValueError: for a file without a tokenizer, for another kind than byte-level BPE and SentencePiece or another ``pre``, and for
+            lists that contradict each other.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models
+    from tokenizers import AddedToken
 
     metadata = {key.removeprefix(_KEY): value for key, value in file.metadata.items() if key.startswith(_KEY)}
-    words = _words(file, metadata)
-    tokens, vocabulary = _vocabulary(file, metadata)
+    if "model" not in metadata:
+        raise ValueError(f"{file.path} has no tokenizer")
+    if (made := _KINDS.get(metadata["model"])) is None:
+        known = ", byte-level BPE, or ".join(map(repr, _KINDS)) + ", SentencePiece"
+        raise ValueError(f"{file.path}: {_KEY}model must be {known}, to be read, but is {metadata['model']!r}")
+    inner, tokens = made(file, metadata)
+    kinds = metadata.get("token_type", [1] * len(tokens))
+    for kind, special in ((_CONTROL, True), (_USER, False)):
+        inner.add_tokens([AddedToken(t, special=special, normalized=False) for t, k in zip(tokens, kinds, strict=True) if k == kind])
+    roles = {name: tokens[metadata[f"{role}_token_id"]] for name, role in _ROLES.items() if f"{role}_token_id" in metadata}
+    if metadata.get("add_bos_token", metadata["model"] == "llama") and "bos_token" in roles:
+        _begin(inner, roles["bos_token"], metadata["bos_token_id"])
+    template = file.metadata.get("tokenizer.chat_template")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, clean_up_tokenization_spaces=False, chat_template=template, **roles
+    )  # fmt: skip
+
+
+def _words_of_bytes(file: GGUFFile, metadata: dict[str, Any]) -> tuple[Any, list[str]]:
+    """Make the inner tokenizer of byte-level BPE; returns its tokens too."""
+    from tokenizers import Tokenizer, decoders, models
+
+    if (pre := metadata.get("pre")) not in WORDS:
+        raise ValueError(f"{file.path}: {_KEY}pre must be one of {', '.join(map(repr, WORDS))} to be read, but is {pre!r}")
+    words, (tokens, vocabulary) = WORDS[pre], _vocabulary(file, metadata)
     listed_merges = metadata.get("merges", [])
     merges: list[Any] = [] if listed_merges == NO_MERGES else [tuple(str(merge).split(" ")) for merge in listed_merges]
     if wrong := [" ".join(pair) for pair in merges if len(pair) != 2]:
@@ -66,27 +90,21 @@ def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerFast:
         raise ValueError(f"{file.path}: {_KEY}merges do not fit the tokens: {error}") from None
     _cut(inner, words)
     inner.decoder = decoders.ByteLevel()
-    kinds = metadata.get("token_type", [1] * len(tokens))
-    for kind, special in ((_CONTROL, True), (_USER, False)):
-        inner.add_tokens([AddedToken(t, special=special, normalized=False) for t, k in zip(tokens, kinds, strict=True) if k == kind])
-    roles = {name: tokens[metadata[f"{role}_token_id"]] for name, role in _ROLES.items() if f"{role}_token_id" in metadata}
-    if metadata.get("add_bos_token", False):
-        _begin(inner, roles["bos_token"], metadata["bos_token_id"])
-    template = file.metadata.get("tokenizer.chat_template")
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner, clean_up_tokenization_spaces=False, chat_template=template, **roles
-    )  # fmt: skip
+    return inner, tokens
 
 
-def _words(file: GGUFFile, metadata: dict[str, Any]) -> _Words:
-    """Words of the file's tokenizer, after the check of its kind."""
-    if "model" not in metadata:
-        raise ValueError(f"{file.path} has no tokenizer")
-    if metadata["model"] != "gpt2":
-        raise ValueError(f"{file.path}: {_KEY}model must be 'gpt2', byte-level BPE, to be read, but is {metadata['model']!r}")
-    if (pre := metadata.get("pre")) not in WORDS:
-        raise ValueError(f"{file.path}: {_KEY}pre must be one of {', '.join(map(repr, WORDS))} to be read, but is {pre!r}")
-    return WORDS[pre]
+def _pieces(file: GGUFFile, metadata: dict[str, Any]) -> tuple[Any, list[str]]:
+    """Make the inner tokenizer of SentencePiece; returns its tokens too."""
+    tokens, _ = _vocabulary(file, metadata)
+    scores = metadata.get("scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens):
+        came = "there are none" if scores is None else f"there are {len(scores)}"
+        raise ValueError(f"{file.path}: {_KEY}scores must be those of {len(tokens)} tokens, but {came}")
+    number = metadata.get("unknown_token_id")
+    return tokenizer_of_pieces(tokens, scores, None if number is None else tokens[number], metadata.get("add_space_prefix", True)), tokens
+
+
+_KINDS = {"gpt2": _words_of_bytes, "llama": _pieces}
 
 
 def _vocabulary(file: GGUFFile, metadata: dict[str, Any]) -> tuple[list[str], dict[str, int]]:

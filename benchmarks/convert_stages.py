@@ -1,0 +1,61 @@
+"""Worth of the first stage in a small model on a CPU, in results/convert-stages-cpu.json: ``python -m benchmarks.convert_stages``.
+
+A softmax model of 4 layers of width 64 learns 2 MiB of Python's standard library for 200 steps of 8 x 64 bytes and is converted to
+``gated_deltanet*3, softmax`` with equal tokens in two ways: half of the steps in each stage, or all in the second. Takes some 15 minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks import RESULTS
+from linattn.bench.files import command
+from linattn.data import sources
+from linattn.distill import convert
+from linattn.report.folder import write_text
+from linattn.report.machine import machine
+from linattn.train import TrainOptions, train
+
+CONTEXT, ROWS = 64, 8
+TEACHER = {"dim": 64, "layers": 4, "context": CONTEXT, "batch_size": ROWS, "steps": 200, "learning_rate": 6e-3}
+CASES = [(20, r) for r in (1.6e-3, 3.6e-3)] + [(steps, r) for steps in (40, 200) for r in (6.4e-4, 1.6e-3, 3.6e-3)] + [(80, 3.6e-3)]
+
+
+def main() -> int:
+    """Train the teacher, convert, and write a row for each budget and learning rate."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "text.txt"
+        text.write_bytes(b"\n".join(sources.standard_library())[: 1 << 21])
+        teacher = train(TrainOptions(mixer="softmax", text=(str(text),), out=Path(folder) / "teacher", **TEACHER), progress=False).run
+        for steps, rate in CASES:
+            row: dict[str, object] = {"steps": steps, "rate2": rate}
+            for name, first in (("both", steps // 2), ("second alone", 0)):
+                tokens = [n * CONTEXT * ROWS for n in (first, steps - first)]
+                out = Path(folder) / f"{steps}-{rate}-{first}"
+                options = {
+                    "mixer": "gated_deltanet*3, softmax",
+                    "text": (str(text),),
+                    "context": CONTEXT,
+                    "batch_size": ROWS,
+                    "rate2": rate,
+                }
+                result = convert(teacher, out=out, tokens1=tokens[0], tokens2=tokens[1], save_every=steps, progress=False, **options)
+                row[name] = [{key: record[key] for key in ("stage", "kl")} for record in result.history]
+            rows.append(row)
+            print(row, flush=True)
+    about = {
+        "command": command("python -m benchmarks.convert_stages", sys.argv[1:]),
+        "date": datetime.now(UTC).date().isoformat(),
+        **machine(),
+    }
+    write_text(RESULTS / "convert-stages-cpu.json", json.dumps({"schema": "linattn.stages", "run": about, "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,230 @@
+"""Write the tables of docs/convert.rst from results/convert-CARD.json: ``python -m benchmarks.convert_tables``.
+
+They stand between ``.. from benchmarks/results/FILE.json`` and ``.. end``; without the file there are none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from linattn.report.words import figure, memory, tokens
+
+PAGE = Path(__file__).parents[1] / "docs" / "convert.rst"
+MARKED = re.compile(r"(\.\. from (benchmarks/results/[\w-]+\.json)\n).*?(?=^\.\. end$)", re.S | re.M)
+KINDS = ("pure", "uniform", "chosen")
+Row = dict[str, Any]
+
+
+def list_table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Render a table of reStructuredText."""
+    lines = [".. list-table::", "   :header-rows: 1", ""]
+    for row in [list(heads), *map(list, rows)]:
+        lines += [f"   {'* -' if i == 0 else '  -'} {cell or '–'}" for i, cell in enumerate(row)]
+    return "\n".join(lines) + "\n"
+
+
+def _by_name(body: dict[str, Any]) -> dict[str, Row]:
+    return {row["name"]: row for row in body["rows"]}
+
+
+def _needles(row: Row) -> dict[int, float]:
+    return {task["length"]: task["right"] for task in row["evaluation"]["tasks"]}
+
+
+def students(body: dict[str, Any]) -> str:
+    """Line for the teacher and for each student of the first seed."""
+    rows = _by_name(body)
+    if not any(name.endswith(KINDS) and "evaluation" in row for name, row in rows.items()):
+        return ""
+    teacher = rows["teacher"]
+    lengths = list(_needles(teacher))
+    heads = ["student", "softmax layers", "tokens, stages 1 and 2", "bits per byte", "over the teacher", "KL", "top-1"]
+    heads += [f"needle {tokens(n)}" for n in lengths]
+    cells = [_line("teacher", teacher, teacher, rows, "teacher")]
+    for kind in KINDS:
+        for name, row in rows.items():
+            mixer, _, which = name.partition(" ")
+            if which.partition(",")[0] == kind and ", seed " not in name and "evaluation" in row:
+                cells.append(_line(f"{mixer}, {which}", row, teacher, rows, mixer))
+    return list_table(heads, cells)
+
+
+def _line(title: str, row: Row, teacher: Row, rows: dict[str, Row], mixer: str) -> list[str]:
+    found, best = row["evaluation"], teacher["evaluation"]["bits_per_byte"]
+    if row is teacher:
+        line = [title, "all", "", f"{best:.3f}", "", "", ""]
+    else:
+        spent = [rows[f"{mixer} stage 1"]["options"]["tokens1"], row["options"]["tokens2"]]
+        over = 100 * (found["bits_per_byte"] / best - 1)
+        line = [title, ", ".join(map(str, row["kept"])) or "none", " + ".join(f"{n / 1e6:g}M" for n in spent)]
+        line += [f"{found['bits_per_byte']:.3f}", f"{over:.1f} %", f"{found['kl']:.3f}", f"{100 * found['top1']:.1f} %"]
+    return line + [f"{100 * right:.0f} %" for right in _needles(row).values()]
+
+
+def decoding(body: dict[str, Any]) -> str:
+    """Bytes of state and decoding speed, which depend on the mixers alone."""
+    rows = _by_name(body)
+    names = [name.removeprefix("decode cuda, ") for name in rows if name.startswith("decode cuda, ")]
+    devices = [device for device in ("cuda", "cpu") if any(name.startswith(f"decode {device}, ") for name in rows)]
+    heads, cells = ["student"], [[name] for name in names]
+    for device in devices:
+        lengths = [one["length"] for one in rows[f"decode {device}, {names[0]}"]["decoding"]]
+        title = {"cuda": "GPU", "cpu": "CPU"}[device]
+        for i, length in enumerate(lengths):
+            heads += [f"state at {tokens(length)}"] * (device == "cuda") + [f"tokens/s on the {title} at {tokens(length)}"]
+            for line, name in zip(cells, names, strict=True):
+                row = rows.get(f"decode {device}, {name}")
+                one = None if row is None else row["decoding"][i]
+                line += [memory(one["state_bytes"]) if one else ""] * (device == "cuda") + [figure(one["tokens_per_s"]) if one else ""]
+    return list_table(heads, cells) if names else ""
+
+
+def needles(body: dict[str, Any]) -> str:
+    """Needles that the teacher finds."""
+    found = [f"{100 * right:.0f} % at {tokens(length)}" for length, right in _needles(_by_name(body)["teacher"]).items()]
+    return f"Needles that the teacher finds: {', '.join(found)}.\n"
+
+
+def first_stage(body: dict[str, Any]) -> str:
+    """Line for each mixer: the student as copied, calibrated, and after the first stage."""
+    cells = []
+    for name, row in _by_name(body).items():
+        mixer, _, which = name.partition(" ")
+        if which == "stage 1":
+            begun = {str(record["stage"]): record for record in row["history"] if record["tokens"] == 0}
+            last, best = row["history"][-1], row["teacher_bits_per_byte"]
+            kls = [f"{begun[stage]['kl']:.2f}" if stage in begun else "" for stage in ("copy", "calibrate")]
+            over = f"{100 * (last['bits_per_byte'] / best - 1):.1f} %"
+            cells.append([mixer, f"{last['tokens']:,}", *kls, *_figures(last), over, f"{row['seconds']:.0f}"])
+    heads = (
+        "mixer of every layer",
+        "tokens",
+        "KL, copied",
+        "KL, calibrated",
+        "KL",
+        "top-1",
+        "bits per byte",
+        "over the teacher",
+        "seconds",
+    )
+    return list_table(heads, cells) if cells else ""
+
+
+def cut_off(body: dict[str, Any]) -> str:
+    """Second stages that the time limit ended, at their last validation."""
+    cells = []
+    for name, row in _by_name(body).items():
+        if name.endswith(", cut off"):
+            last = row["history"][-1]
+            over = f"{100 * (last['bits_per_byte'] / row['teacher_bits_per_byte'] - 1):.1f} %"
+            cells.append([name.removesuffix(", cut off"), f"{last['tokens']:,}", *_figures(last), over])
+    return list_table(("student", "tokens of stage 2", "KL", "top-1", "bits per byte", "over the teacher"), cells) if cells else ""
+
+
+def rates(body: dict[str, Any]) -> str:
+    """Learning rates tried for the second stage."""
+    tried = [row for name, row in _by_name(body).items() if ", rate " in name]
+    return _last(tried, "learning rate of stage 2", lambda row: f"{row['options']['rate2']:g}")
+
+
+def _last(rows: list[Row], head: str, title: Any) -> str:
+    cells = [(title(row), f"{row['options']['tokens2']:,}", *_figures(row["history"][-1])) for row in rows]
+    return list_table((head, "tokens", "KL", "top-1", "bits per byte"), cells) if rows else ""
+
+
+def _figures(record: Row) -> tuple[str, str, str]:
+    return f"{record['kl']:.3f}", f"{100 * record['top1']:.1f} %", f"{record['bits_per_byte']:.3f}"
+
+
+def calibration(body: dict[str, Any]) -> str:
+    """KL along the first stage, with calibration and without."""
+    cells = []
+    for name, row in _by_name(body).items():
+        if name.endswith("not calibrated"):
+            with_it = _by_name(body)[name.removesuffix(", not calibrated")]
+            for title, one in (("calibrated", with_it), ("not calibrated", row)):
+                cells += [(title, str(r["stage"]), f"{r['tokens']:,}", f"{r['kl']:.3f}") for r in one["history"]]
+    return list_table(("first stage", "stage", "tokens", "KL"), cells) if cells else ""
+
+
+def seeds(body: dict[str, Any]) -> str:
+    """Needles and KL of uniform and chosen layers over seeds."""
+    rows, cells = _by_name(body), []
+    for mixer in dict.fromkeys(name.partition(" ")[0] for name in rows if ", seed " in name):
+        for kind in ("uniform", "chosen"):
+            found = [rows[name] for n in ("", ", seed 1", ", seed 2") if (name := f"{mixer} {kind}{n}") in rows]
+            if not found:
+                continue
+            needles = [statistics.mean(_needles(row).values()) for row in found]
+            cells.append([f"{mixer}, {kind}", str(len(found)), " · ".join(f"{row['evaluation']['kl']:.3f}" for row in found),
+                          " · ".join(f"{100 * right:.0f} %" for right in needles)])  # fmt: skip
+    return list_table(("student", "seeds", "KL", "needles, mean over lengths"), cells) if cells else ""
+
+
+def aims(body: dict[str, Any]) -> str:
+    """Best hybrid and best pure student beside what was aimed at."""
+    rows = _by_name(body)
+    best = rows["teacher"]["evaluation"]["bits_per_byte"]
+    over: dict[str, list[tuple[float, float, str]]] = {"hybrid": [], "pure": []}
+    for name, row in rows.items():
+        if name.partition(",")[0].endswith(KINDS) and "evaluation" in row:
+            kind = "hybrid" if row["kept"] else "pure"
+            over[kind].append((100 * (row["evaluation"]["bits_per_byte"] / best - 1), 100 * row["evaluation"]["top1"], name))
+    said = []
+    for kind, wanted in (("hybrid", "3 % and 90 %"), ("pure", "8 %")):
+        if over[kind]:
+            more, top, name = min(over[kind])
+            said.append(f"Best {kind}: {name}, {more:.1f} % more bits per byte than the teacher, top-1 {top:.1f} % (aim: {wanted}).")
+    return "\n".join(said) + "\n" if said else ""
+
+
+def stages(body: dict[str, Any]) -> str:
+    """KL after equal steps with the first stage and without it."""
+    cells = []
+    for row in sorted(body["rows"], key=lambda row: (row["steps"], row["rate2"])):
+        both, alone = ({str(record["stage"]): record["kl"] for record in row[name]} for name in ("both", "second alone"))
+        cells.append(
+            (str(row["steps"]), f"{row['rate2']:g}", *(figure(kl) for kl in (alone["2"], both["calibrate"], both["1"], both["2"])))
+        )
+    heads = ("steps", "rate of stage 2", "stage 2 alone", "calibrated", "after stage 1", "after stage 2")
+    run = body["run"]
+    return f"``{run['command']}``, {run['cpu']}, torch {run['torch']}, {run['date']}:\n\n{list_table(heads, cells)}"
+
+
+def text(path: str) -> str:
+    """Tables of one file of results; empty if there is none."""
+    file = PAGE.parents[1] / path
+    if not file.exists():
+        return "\n"
+    body = json.loads(file.read_text(encoding="utf-8"))
+    if body["schema"] == "linattn.stages":
+        return "\n" + stages(body) + "\n"
+    run = next(row["run"] for row in body["rows"] if "history" in row)
+    facts = f"{body['card']}, torch {run['torch']}, {run.get('date', '')}".rstrip(", ")
+    parts = [f"Measured on {facts} (``{run['command']}``).\n"]
+    parts += [needles(body), aims(body)]
+    if not students(body):
+        parts.append("No second stage has come to its end yet: needles of students, layers chosen by KL and seeds were not measured.\n")
+    for title, part in (
+        ("After the first stage, on the conversion's validation text; seconds beside four others on the card:", first_stage(body)),
+        ("Second stages that the time limit ended, seven layers softmax, at their last validation:", cut_off(body)),
+        ("Students:", students(body)), ("Decoding one sequence (bfloat16 on the GPU, float32 on the CPU):", decoding(body)),
+        ("Learning rates of the second stage:", rates(body)), ("The first stage with and without calibration:", calibration(body)),
+        ("Uniform and chosen layers:", seeds(body)),
+    ):  # fmt: skip
+        parts += [title + "\n", part] if part else []
+    return "\n" + "\n".join(parts) + "\n"
+
+
+def filled() -> str:
+    """The page with its tables."""
+    return MARKED.sub(lambda found: found[1] + text(found[2]), PAGE.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(), encoding="utf-8")

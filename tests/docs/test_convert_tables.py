@@ -1,0 +1,66 @@
+"""The tables of conversions are those of the measured data."""
+
+import json
+
+import pytest
+
+from benchmarks import convert_tables
+
+
+def student(name, kept=(), over=0.0, top1=0.8, **options):
+    found = {"bits_per_byte": 1.0 + over, "kl": 0.2, "top1": top1, "tasks": [{"task": "needle", "length": 1024, "right": 0.5}]}
+    history = [{"stage": 2, "tokens": 5000, "kl": 0.25, "top1": 0.75, "bits_per_byte": 1.1}]
+    run = {"command": "python -m benchmarks.convert students", "torch": "2.11.0", "date": "2026-11-27"}
+    given = {"tokens1": 0, "tokens2": 2_500_000, "rate2": 4e-4, **options}
+    first = {"stage": "copy", "tokens": 0, "kl": 9.0, "top1": 0.0, "bits_per_byte": 5.0}
+    return {
+        "name": name, "options": given, "kept": list(kept), "history": [first, *history], "evaluation": found, "run": run,
+        "seconds": 60.0, "teacher_bits_per_byte": 1.0,
+    }  # fmt: skip
+
+
+def body():
+    first = student("gla stage 1", tokens1=3_000_000)
+    decode = {"decoding": [{"length": 32768, "state_bytes": 2048, "tokens_per_s": 123.4}], "run": first["run"]}
+    rows = [
+        {"name": "teacher", "evaluation": student("teacher")["evaluation"]}, first, student("gla pure", over=0.12),
+        student("gla uniform", kept=[3, 7], over=0.05, top1=0.85), student("gla uniform, seed 1", kept=[3, 7], over=0.06),
+        {"name": "decode cuda, gla pure", **decode},
+        {key: value for key, value in student("gla uniform, rate 0.0004").items() if key != "evaluation"},
+        {key: value for key, value in student("gla uniform, cut off").items() if key != "evaluation"},
+        student("gla stage 1, not calibrated", tokens1=3_000_000),
+    ]  # fmt: skip
+    return {"schema": "linattn.students", "card": "NVIDIA H200", "rows": rows}
+
+
+def test_the_page_shows_what_was_measured():
+    assert convert_tables.PAGE.read_text(encoding="utf-8") == convert_tables.filled(), "run: python -m benchmarks.convert_tables"
+
+
+def test_students_become_tables(tmp_path, monkeypatch):
+    page = tmp_path / "docs" / "convert.rst"
+    monkeypatch.setattr(convert_tables, "PAGE", page)
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    page.parent.mkdir()
+    page.write_text("before\n.. from benchmarks/results/convert-h200.json\n.. end\nafter\n", encoding="utf-8")
+    assert convert_tables.filled() == "before\n.. from benchmarks/results/convert-h200.json\n\n.. end\nafter\n"
+    (tmp_path / "benchmarks" / "results" / "convert-h200.json").write_text(json.dumps(body()), encoding="utf-8")
+    made = convert_tables.filled()
+    assert "Measured on NVIDIA H200, torch 2.11.0, 2026-11-27 (``python -m benchmarks.convert students``)." in made
+    assert "Best hybrid: gla uniform, 5.0 % more bits per byte than the teacher, top-1 85.0 % (aim: 3 % and 90 %)." in made
+    assert "Best pure: gla pure, 12.0 %" in made
+    line = ["gla, uniform", "3, 7", "3M + 2.5M", "1.050", "5.0 %", "0.200", "85.0 %", "50 %"]
+    assert "   * - " + "\n     - ".join(line) + "\n" in made
+    assert "   * - gla pure\n     - 2.00 KiB\n     - 123\n" in made
+    assert "   * - gla\n     - 5,000\n     - 9.00\n     - –\n     - 0.250\n     - 75.0 %\n     - 1.100\n     - 10.0 %\n     - 60\n" in made
+    assert "   * - gla uniform\n     - 5,000\n     - 0.250\n     - 75.0 %\n     - 1.100\n     - 10.0 %\n" in made
+    assert "Needles that the teacher finds: 50 % at 1k." in made
+    assert made.endswith("\n.. end\nafter\n")
+
+
+@pytest.mark.parametrize("part", ["students", "decoding", "rates", "calibration", "seeds", "cut_off"])
+def test_parts_that_were_not_measured_are_left_out(part):
+    few = body()
+    few["rows"] = few["rows"][:3]
+    made = getattr(convert_tables, part)(few)
+    assert (made == "") == (part != "students")

@@ -355,6 +355,8 @@ def quality(body: dict, words: dict) -> str:
     columns = ("bfloat16", False), ("int8", False), ("int4", False), ("int4", True)
     rows = ((name, *(own.get(column, "") for column in columns)) for name, own in found.items())
     return runs(body, words) + markdown(words["quality"], rows)
+
+
 def compilers(body: dict, words: dict) -> str:
     """Line for each model and dtype, a column for each way to compile its step."""
     ways = list(dict.fromkeys(row["way"] for row in body["rows"]))

@@ -275,7 +275,9 @@ class Run:
             columns = self.size_v
         split = self.size_v // columns  # heads that one head is treated as
         heads, group = self.heads * split, self.group * split
-        to = self._room(heads, ddecay)
+        # The kernel for whole chunks reads the values of a chunk before it writes there: the gradient of q takes their memory.
+        whole = fast is not None and self.family.rule == DELTA and self.family.decay != CHANNEL
+        to = self._room(heads, ddecay, kept[0] if whole and split == 1 and self.size_k == self.size_v else None)
         tensors = (
             self.q, self.k, self.v, self.read, self.write, self.decay, self.beta, self.bonus, do, self.cu,
             *kept, to.q, to.k, to.read, to.write, to.decay, to.beta, to.bonus,
@@ -324,9 +326,10 @@ class Run:
                 num_warps=c.warps, num_stages=c.stages, enable_fp_fusion=False, UNIT=unit, **blocks, **most, **constants,
             )  # fmt: skip
 
-    def _room(self, heads: int, ddecay: bool) -> Gradients:
-        """Allocate the gradients for a number of heads."""
-        q, k = (self.empty(self.batch, self.tokens, heads, self.size_k, dtype=self.v.dtype) for _ in "qk")
+    def _room(self, heads: int, ddecay: bool, q: Tensor | None) -> Gradients:
+        """Allocate the gradients for a number of heads; that of q unless it is given."""
+        k = self.empty(self.batch, self.tokens, heads, self.size_k, dtype=self.v.dtype)
+        q = self.empty(*k.shape, dtype=k.dtype) if q is None else q
         of_heads = (self.decay if ddecay else None, self.beta, self.read, self.write)
         decay, beta, read, write = (None if t is None else self.empty(*t.shape[:2], heads, *t.shape[3:], dtype=t.dtype) for t in of_heads)
         bonus = None if self.bonus is None else self.recorder.zeros(self.plan.chunks, heads, self.size_k, dtype=torch.float32)

@@ -146,6 +146,8 @@ class Run:
             self.q_faded, self.k_faded = self.empty(*wide), self.empty(*wide)
             self.write_faded = self.empty(*wide) if rule == ERASE else None
             self.fade = self.empty(p.chunks, self.heads, self.size_k, dtype=torch.float32)
+        elif self.fast and p.split and rule == DELTA and self.family.decay == HEAD:
+            self.fade = self.empty(p.chunks, self.heads, dtype=torch.float32)  # bounds of what remains, see hopper/common.py: reach
         kernel, options = prepare_kernel.prepare, None
         if self.fast:
             kernel, options = choice.prepare(self.family, self.decay, self.read, self.write) or (kernel, None)

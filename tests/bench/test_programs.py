@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-PROGRAMS = {"fuzz": ["--cases", "1"], "cold_start": [], "configurations.__main__": [], "decode": ["--device", "cuda"]}
+PROGRAMS = {"fuzz": ["--cases", "1"], "cold_start": [], "configurations.__main__": [], "kernels": [], "decode": ["--device", "cuda"]}
 
 
 def refused(program: str, arguments: list[str], capsys) -> str:

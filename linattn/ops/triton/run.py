@@ -261,7 +261,7 @@ class Run:
         self._launch_over(
             state_scan.chain, (self._blocks(bv), self.sequences, self.heads), None,
             (pieces, transition, total, first, None, self.cu), (self.sequences, self.tokens, self.heads), (self.plan.length,),
-            K=self.size_k, V=self.size_v, BK=bk, BV=bv, BP=min(64, 8192 // bk, bk), FADES=self.family.decay != NONE, ERASES=erases,
+            K=self.size_k, V=self.size_v, BK=bk, BV=bv, BP=bk if bk <= 128 else 8192 // bk, FADES=self.family.decay != NONE, ERASES=erases,
             REVERSE=reverse, FROM=first is not None, PACKED=self.cu is not None,
             num_warps=8 if bk > 64 else 4, num_stages=table.chain(erases, self.card).stages,
         )  # fmt: skip

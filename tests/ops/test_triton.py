@@ -60,7 +60,9 @@ def compiled(tmp_path: Path, kind: str, rank: str, *words: str) -> list[dict]:
     assert done.returncode == 0, done.stderr[-4000:]
     kernels = json.loads(done.stdout)
     wanted = {"forward", "chain", "backward"} | ({"prepare"} if kind != "plain" or rank == "BTHK" else set())
-    if (kind, rank) != ("plain", "none") or "wide" in words:  # whose gradients are the scans themselves
+    if "busy" in words:
+        wanted.add("fused")
+    elif (kind, rank) != ("plain", "none") or "wide" in words:  # whose gradients are the scans themselves
         wanted.add("gradients")
     if rank == "BTHK" and not {"gluon", "wide"} & set(words):  # the portable gradients' strong decays
         wanted.add("unsettled")
@@ -98,6 +100,11 @@ def test_hoppers_own_kernels_take_wide_values_in_parts(kind, rank, tmp_path):
     own = any(k["module"].startswith("hopper.gradients") for k in kernels)
     assert own == any(k["name"] == "shared" for k in kernels)
     assert own == (rank == "BTHK" or kind in ("plain", "beta"))
+
+
+@pytest.mark.slow
+def test_the_kernel_for_a_busy_hopper_compiles(tmp_path):
+    compiled(tmp_path, "plain", "BTH", "bfloat16", "busy")
 
 
 def test_the_trial_of_hoppers_own_kernels_compiles(tmp_path):

@@ -160,11 +160,15 @@ def _backward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
         turned.backward(given.q, ends, dk)
         turned.forward(starts if run.plan.split else given.initial, o=dq)
         return dq, dk, dv, None, None, None, None, None, dinitial
-    states, dstates = run.empty(slots, *run.state), run.empty(slots, *run.state)
+    states = run.empty(slots, *run.state)
     values = run.empty(*run.own, run.size_v) if rule != PLAIN else None
     x_read = run.empty(*run.own, run.size_v) if rule == ERASE else None
     dv = run.empty(*run.own, run.size_v, dtype=run.dtype if rule == DELTA else v.dtype)
     run.forward(starts if run.plan.split else given.initial, values=values, states=states)
+    if chosen := run.fuses(ddecay):
+        dq, dk, *others = run.fused(do, ends, dv, states, dinitial, chosen)
+        return dq, dk, dv, *others, dinitial
+    dstates = run.empty(slots, *run.state)
     run.backward(do, ends, dv, x_read, dstates, dinitial)
     dq, dk, *others = run.gradients(do, (values, dv if rule == DELTA else x_read, states, dstates), ddecay)
     return dq, dk, dv, *others, dinitial

@@ -92,6 +92,13 @@ class Run:
         plain = self.family.rule == PLAIN and self.family.decay != CHANNEL and not self.family.before
         return plain and self.group == 1 and self.size_v <= (hopper.WIDEST if self.fast else 256)
 
+    def fuses(self, ddecay: bool) -> choice.Chosen | None:
+        """The kernel that scans the state's cotangent and computes the gradients, so that no cotangents are stored, or None."""
+        known = self.fast and self.family.rule == PLAIN and self.family.decay == HEAD and not self.family.before and ddecay
+        if not known or not self.size_k == self.size_v == hopper.WIDEST:
+            return None
+        return choice.fused(self.v.device, self.plan.segments * self.heads)
+
     @property
     def narrowest(self) -> int:
         """Least channels of a block; on Hopper Triton miscompiles narrow blocks of bfloat16, see table.py."""
@@ -305,6 +312,19 @@ class Run:
             grid = (min(programs, chunks * grid[2]), 1, 1)
             self.recorder.launch(kernel, grid, given, numbers, **options, **constants)
         return self._summed(to, split)
+
+    def fused(
+        self, do: Tensor, ends: Tensor | None, dv: Tensor, states: Tensor, dinitial: Tensor, chosen: choice.Chosen
+    ) -> Gradients:  # fmt: skip
+        """Scan the state's cotangent and compute the gradients on the way, by a ``chosen`` kernel of :meth:`fuses`."""
+        to, (kernel, options) = self._room(self.heads, True, None), chosen
+        self.recorder.launch(
+            kernel, (self.plan.segments, self.heads, 1),
+            (self.q, self.k, self.v, do, self.decay, self.cu, states, ends, dv, to.q, to.k, to.decay, dinitial),
+            (*strides(self.q, self.k, self.v, do, self.decay), *self.numbers, self.plan.length),
+            **{name: self.constants[name] for name in ("K", "PACKED", "BITS")}, V=self.size_v, START=ends is not None, **options,
+        )  # fmt: skip
+        return self._summed(to, 1)
 
     def _portable_gradients(self, tensors: Tensors, numbers: tuple[int | float, ...], heads: int, constants: dict[str, object]) -> None:
         """Launch the kernels for all devices; with a decay per channel the second kernel computes the blocks that the first one leaves."""

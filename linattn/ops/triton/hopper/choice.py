@@ -55,6 +55,14 @@ def backward(family: Family, size_k: int, size_v: int, local: bool, keep: bool) 
     return module.backward, scans.backward(family, size_k, size_v, local, keep)
 
 
+def fused(device: torch.device, programs: int) -> Chosen | None:
+    """The scan of the states' cotangents that computes the gradients, if ``programs`` keep nearly all multiprocessors busy."""
+    from linattn.ops.triton.hopper import fused as module
+
+    waves = -(-programs // multiprocessors(device))
+    return (module.fused, module.options()) if 8 * programs >= 7 * waves * multiprocessors(device) else None
+
+
 def gradients(
     family: Family,
     chunk: int,

@@ -71,7 +71,8 @@ def compiled(tmp_path: Path, kind: str, rank: str, *words: str) -> list[dict]:
         assert kernel["shared"] <= SHARED_MEMORY["ampere" if "ampere" in words else "hopper"], kernel
         assert kernel["tensor_cores"] or kernel["name"] in ("chain", "shared"), kernel
         assert not kernel["not_alone"], kernel  # see hopper.common.barriers
-        assert not (kernel["serialized"] and kernel["module"].startswith("hopper.")), kernel  # see hopper.operands.pinned
+        own = kernel["module"].startswith("hopper.") and kernel["name"] != "fused"  # which has been measured so: see benchmarks/log.md
+        assert not (kernel["serialized"] and own), kernel  # see hopper.operands.pinned
     return kernels
 
 

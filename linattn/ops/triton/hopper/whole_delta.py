@@ -19,9 +19,10 @@ from triton.experimental.gluon import language as gl
 from linattn.ops.triton.hopper import tma
 from linattn.ops.triton.hopper.call import Bars, Loaded, Sources
 from linattn.ops.triton.hopper.chunks import chunk, dense, fetch, of_states, ragged, state_at
-from linattn.ops.triton.hopper.common import add, away_from_zero, barriers, buffer, give_back, numbers, weight, whole
+from linattn.ops.triton.hopper.common import away_from_zero, barriers, buffer, give_back, numbers, weight
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.operands import C
+from linattn.ops.triton.hopper.whole import weigh
 from linattn.ops.triton.tiles import HEAD, LOG2E
 
 
@@ -73,30 +74,6 @@ def load(bars, sources, tiles, work, group, sizes, shape):
                 tma.load(sources.loaded.q, at, bars.pair_full.index(0), room.q.index(half).reshape((1, 1, C, HALF)))
                 tma.load(sources.loaded.k, at, bars.pair_full.index(0), room.k.index(half).reshape((1, 1, C, HALF)))
             i += 1
-
-
-@gluon.jit
-def weigh(bars, weights, decays, work, sizes, shape):
-    """Turn decays into whole steps summed up to each token, and into decays of a state up to there and of a write to the end."""
-    total, rows_of = weights
-    layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
-    if shape.DECAY == HEAD:
-        i = 0
-        for place in range(gl.program_id(0), work.places, gl.num_programs(0)):
-            here = chunk(place, work, sizes.PACKED)
-            if here.rows > 0:
-                row = gl.arange(0, C, layout)
-                inside = row < here.rows
-                of_head = decays.base + (here.first.to(gl.int64) + row) * decays.token + here.head // decays.split * decays.head
-                steps = whole(gl.load(of_head, mask=inside, other=0.0), shape.BITS)
-                sums = gl.associative_scan(steps, 0, add)
-                at = i % 2
-                mbarrier.wait(bars.decay_empty.index(at), (i // 2 & 1) ^ 1)
-                total.index(at).store(sums)
-                rows_of.index(2 * at).store(weight(sums, shape.BITS))
-                rows_of.index(2 * at + 1).store(weight(gl.sum(steps, 0) - sums, shape.BITS))
-                mbarrier.arrive(bars.decay_full.index(at), count=1)
-                i += 1
 
 
 @gluon.jit

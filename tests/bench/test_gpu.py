@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import linattn
 import linattn.bench.gpu.ops as gpu_ops
 from linattn.bench.files import command, file_for
 from linattn.bench.gpu import libraries, train
@@ -72,6 +73,31 @@ def test_mambas_scan_meets_ours_in_its_own_layout(monkeypatch):
     x = {name: t.float() for name, t in tensors(case, "cpu", 0).items()}
     out = libraries.LIBRARIES["mamba-ssm"](case)(libraries.laid_out("mamba-ssm", case, x))
     torch.testing.assert_close(out, libraries.ours(x))
+
+
+def test_flash_qla_meets_ours_in_its_own_words(monkeypatch):
+    """Keyword for keyword as its signature says; it takes the gated delta rule with heads of 128 channels alone."""
+
+    def theirs(q, k, v, g, beta, scale=None):
+        return linattn.linear_attention(q, k, v, decay=g, beta=beta, scale=scale), None
+
+    monkeypatch.setitem(sys.modules, "flash_qla", types.ModuleType("flash_qla"))
+    monkeypatch.setattr(sys.modules["flash_qla"], "chunk_gated_delta_rule", theirs, raising=False)
+    case = Case.of("gated_delta", Shape(1, 64, 1, 128), "forward")
+    x = tensors(case, "cpu", 0)
+    torch.testing.assert_close(libraries.LIBRARIES["flash-qla"](case)(x), libraries.ours(x))
+    assert libraries.takes("flash-qla", case) and libraries.same("flash-qla", case)
+    for other in (Case.of("kda", Shape(1, 64, 1, 128), "forward"), Case.of("gated_delta", Shape(1, 64, 1, 64), "forward")):
+        assert not libraries.takes("flash-qla", other) and libraries.LIBRARIES["flash-qla"](other) is None
+
+
+def test_a_peer_that_does_not_load_is_named_with_the_reason(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(libraries.wheels, "path", lambda requirement: (_ for _ in ()).throw(OSError(f"{requirement} is not there")))
+    monkeypatch.setattr(libraries, "FLA", ("fla-core==0.6.0",))
+    found = libraries.find("flash-qla", "cuda")
+    assert found.startswith("flash-qla==0.1.3 is not there") and str(libraries.wheels.folder()) in found
+    gpu_ops.run(Request(quick=True, peers=("flash_qla", "mamba_ssm"), families=("none",), seconds=0.001), device="cpu")
+    assert "without flash-qla: it runs on a GPU only" in capsys.readouterr().err
 
 
 def test_a_shape_can_be_typed():
@@ -182,7 +208,7 @@ def test_a_model_trains(tmp_path):
         pytest.param(
             ["ops", "--device", "cuda"], "torch sees none", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it has a GPU")
         ),
-        (["ops", "--device", "cuda", "--peers", "flash"], "--peers must be among torch, fla, mamba-ssm"),
+        (["ops", "--device", "cuda", "--peers", "flash"], "--peers must be among torch, fla, mamba-ssm, flash-qla"),
     ],
 )
 def test_the_command_line_refuses_in_one_line(args, says, capsys):

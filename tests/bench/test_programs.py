@@ -5,8 +5,8 @@ import importlib
 import pytest
 
 PROGRAMS = {
-    "fuzz": ["--cases", "1"], "cold_start": [], "configurations.__main__": [], "decode": ["--device", "cuda"], "cross_entropy": [],
-    "losses": ["--data", "tokens", "--work", "runs"],
+    "fuzz": ["--cases", "1"], "cold_start": [], "configurations.__main__": [], "kernels": [], "decode": ["--device", "cuda"],
+    "cross_entropy": [], "losses": ["--data", "tokens", "--work", "runs"],
 }  # fmt: skip
 
 

@@ -20,6 +20,10 @@ from linattn.bench.gpu.cases import Case
 Run = Callable[[dict[str, Tensor]], Tensor]
 FLA = ("fla-core==0.6.0", "einops==0.8.2")
 FLA_MODELS = ("flash-linear-attention==0.6.0", *FLA)
+FLASH_QLA = (
+    "flash-qla==0.1.3", "tilelang==0.1.15", "apache-tvm-ffi==0.1.12", "torch-c-dlpack-ext==0.1.5", "z3-solver==4.15.4", "cloudpickle==3.1.3"
+)  # fmt: skip
+UNPACKED = {"fla": FLA, "flash-qla": FLASH_QLA}  # libraries that are used from unpacked wheels, the first one's version counts
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ FLA_CALLS = {
     "erase": Call("fla.ops.rwkv7", "chunk_rwkv7", {"r": "q", "w": "decay", "a": "read", "b": "write"}, common=_RWKV),
     "scan": Call("fla.ops.hgrn", "chunk_hgrn", {"x": "b", "g": "decay"}, common=()),
 }
+FLASH_QLA_CALL = Call("flash_qla", "chunk_gated_delta_rule", {"g": "decay", "beta": "beta"})
 _STATE = {"output_final_state": True}
 FLA_STEPS = {
     "head": Call("fla.ops.simple_gla", "fused_recurrent_simple_gla", {"g": "decay", "initial_state": "state"}, _STATE),
@@ -128,13 +133,19 @@ def _mamba(case: Case) -> Run | None:
     return run
 
 
+def _flash_qla(case: Case) -> Run | None:
+    return FLASH_QLA_CALL.load() if takes("flash-qla", case) else None
+
+
 # By name: a function that returns the call of a case, None if the library has none. It runs in the library's own process.
-LIBRARIES: dict[str, Callable[[Case], Run | None]] = {"linattn": _linattn, "torch": _torch, "fla": _fla, "mamba-ssm": _mamba}
+LIBRARIES: dict[str, Callable[[Case], Run | None]] = {
+    "linattn": _linattn, "torch": _torch, "fla": _fla, "mamba-ssm": _mamba, "flash-qla": _flash_qla
+}  # fmt: skip
 
 
 def same(library: str, case: Case) -> bool:
     """True if ``library`` computes our result; attention and Mamba-2's weighting by Δ do not."""
-    return library == "fla" or (library == "mamba-ssm" and case.family == "selective_scan")
+    return library in ("fla", "flash-qla") or (library == "mamba-ssm" and case.family == "selective_scan")
 
 
 def laid_out(library: str, case: Case, x: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -148,12 +159,14 @@ def takes(library: str, case: Case) -> bool:
     """True if ``library`` has a call for ``case``, determined without importing it."""
     if library == "fla":
         return case.family in (FLA_STEPS if case.shape.T == 1 else FLA_CALLS)
+    if library == "flash-qla":
+        return case.family == "gated_delta" and case.shape.T > 1 and case.shape.D == 128
     if library == "mamba-ssm":
         return case.family in ("head", "selective_scan") and case.shape.T > 1
     return (case.family == "softmax") == (library == "torch")
 
 
-def find(library: str, device: str, requirements: tuple[str, ...] = FLA) -> tuple[str, list[str]] | str:
+def find(library: str, device: str, requirements: tuple[str, ...] | None = None) -> tuple[str, list[str]] | str:
     """Version of ``library`` and the folders that its process needs on ``sys.path``; or the reason why it is missing."""
     if library == "linattn":
         import linattn
@@ -163,8 +176,8 @@ def find(library: str, device: str, requirements: tuple[str, ...] = FLA) -> tupl
         return torch.__version__, []
     if device != "cuda":
         return "it runs on a GPU only"
-    if library == "fla":
-        return _unpacked(requirements)
+    if library in UNPACKED:
+        return _unpacked(requirements or UNPACKED[library])
     if importlib.util.find_spec("mamba_ssm") is None:
         return "it is not installed"
     return version("mamba_ssm"), []

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,8 @@ class Request:
 
 def run(request: Request, *, device: str = "cuda", out: Path | None = None) -> None:
     """Measure the cases of ``request``, report each figure, and add them to ``out`` (JSON, or a folder for it) if given."""
+    if request.peers:
+        request = replace(request, peers=tuple(name.replace("_", "-") for name in request.peers))  # as modules are named, too
     request.check()
     facts = about(device)
     session = Session(request, device)

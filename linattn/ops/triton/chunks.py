@@ -182,9 +182,12 @@ def gradients_from(
         turned.backward(run.q, ends, dk)
         turned.forward(before, o=dq)
         return dq, dk, dv, None, None, None, None, None, dinitial
-    dstates = run.empty(run.plan.chunks, *run.state)
     x_read = run.empty(*run.own, run.size_v) if rule == ERASE else None
     dv = run.empty(*run.own, run.size_v, dtype=run.dtype if rule == DELTA else v.dtype)
+    if chosen := run.fuses(ddecay):
+        dq, dk, *others = run.fused(do, ends, dv, states, dinitial, chosen)
+        return dq, dk, dv, *others, dinitial
+    dstates = run.empty(run.plan.chunks, *run.state)
     run.backward(do, ends, dv, x_read, dstates, dinitial)
     dq, dk, *others = run.gradients(do, (values, dv if rule == DELTA else x_read, states, dstates), ddecay)
     return dq, dk, dv, *others, dinitial

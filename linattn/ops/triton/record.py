@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -97,19 +97,36 @@ def _build_launcher(compiled: Future) -> None:
         driver.active.launcher_cls(kernel.src, kernel.metadata)
 
 
+class Life(NamedTuple):
+    """The launches from the first to the last that uses a tensor."""
+
+    first: int
+    last: int
+
+
+class Place(NamedTuple):
+    """Memory of a tensor: bytes from ``offset`` on in the ``host``-th result, or in the allocation for all others if that is None."""
+
+    host: int | None
+    offset: int
+
+
 class Program:
-    """Recorded launches without addresses. Tensors that are not results lie end to end in one allocation."""
+    """Recorded launches without addresses.
+
+    Tensors that are not results share memory if no launch uses both: they lie in results that later launches write, as far as they fit,
+    and else in one allocation.
+    """
 
     def __init__(self, recorder: Recorder, results: Tensors) -> None:
         back = {id(t) for t in results}
         wanted = [(t, how) for t, how in recorder.made if id(t) in back]
         spare = [t for t, _ in recorder.made if id(t) not in back]
         self.results = [(how, t.shape, t.dtype) for t, how in wanted]
-        self.offsets: list[int] = []
-        self.bytes = 0
-        for t in spare:
-            self.offsets.append(self.bytes)
-            self.bytes += -(-t.nbytes // ALIGNED) * ALIGNED
+        lives = _lives(recorder)
+        hosts = [(t.nbytes // ALIGNED * ALIGNED, lives[id(t)].first if how is Tensor.new_empty else 0) for t, how in wanted]
+        self.places = placed([(_size(t), lives[id(t)]) for t in spare], hosts)
+        self.bytes = max((p.offset + _size(t) for t, p in zip(spare, self.places, strict=True) if p.host is None), default=0)
         made = [id(t) for t, _ in wanted]
         self.order = [None if t is None else made.index(id(t)) for t in results]
         places = {id(t): i for i, t in enumerate((*recorder.given, *(t for t, _ in wanted), *spare))}
@@ -123,11 +140,11 @@ class Program:
 
     def __call__(self, like: Tensor, addresses: list[int], pauses: Sequence[Callable[[], object]] = ()) -> Tensors:
         results = [make(like, shape, dtype=dtype) for make, shape, dtype in self.results]
-        addresses += [t.data_ptr() for t in results]
-        if self.offsets:
-            spare = like.new_empty(self.bytes, dtype=torch.uint8)
-            start = spare.data_ptr()
-            addresses += [start + offset for offset in self.offsets]
+        hosts = [t.data_ptr() for t in results]
+        addresses += hosts
+        spare = like.new_empty(self.bytes, dtype=torch.uint8) if self.bytes else None
+        start = 0 if spare is None else spare.data_ptr()
+        addresses += [(start if host is None else hosts[host]) + offset for host, offset in self.places]
         addresses.append(0)
         stream = current_stream()
         for i, launches in enumerate(self.launches):
@@ -136,6 +153,55 @@ class Program:
             for kernel, grid, take, numbers in launches:
                 kernel.run(*grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *take(addresses), *numbers)
         return tuple([None if i is None else results[i] for i in self.order])
+
+
+def _size(t: Tensor) -> int:
+    return -(-t.nbytes // ALIGNED) * ALIGNED
+
+
+def _lives(recorder: Recorder) -> dict[int, Life]:
+    """The life of each tensor that the recorder has made, by id; one that no launch uses lives throughout."""
+    lives: dict[int, Life] = {}
+    for i, (_, _, _, tensors, _) in enumerate(recorder.launches):
+        for t in tensors:
+            lives[id(t)] = Life(lives[id(t)].first if id(t) in lives else i, i)
+    throughout = Life(0, len(recorder.launches))
+    return {id(t): lives.get(id(t), throughout) for t, _ in recorder.made}
+
+
+def placed(tensors: list[tuple[int, Life]], hosts: list[tuple[int, int]]) -> list[Place]:
+    """Places of ``tensors``, of a size in bytes and a life each, the largest first.
+
+    ``hosts`` are results with their sizes and the launches from which on they are in use themselves.
+    """
+    taken: list[tuple[Place, int, Life]] = []
+    found: dict[int, Place] = {}
+    rooms: list[tuple[int | None, int | None, int]] = [(host, *of) for host, of in enumerate(hosts)]
+    for i in sorted(range(len(tensors)), key=lambda i: -tensors[i][0]):
+        size, life = tensors[i]
+        for host, most, until in (*rooms, (None, None, life.last + 1)):
+            if life.last >= until:
+                continue
+            offset = _gap(size, [(p.offset, p.offset + n) for p, n, other in taken if p.host == host and _meet(life, other)])
+            if most is None or offset + size <= most:
+                found[i] = Place(host, offset)
+                taken.append((found[i], size, life))
+                break
+    return [found[i] for i in range(len(tensors))]
+
+
+def _meet(one: Life, other: Life) -> bool:
+    return one.first <= other.last and other.first <= one.last
+
+
+def _gap(size: int, taken: list[tuple[int, int]]) -> int:
+    """Least offset of ``size`` bytes outside of the spans ``taken``."""
+    offset = 0
+    for start, end in sorted(taken):
+        if offset + size <= start:
+            break
+        offset = max(offset, end)
+    return offset
 
 
 def on_device(device: torch.device) -> AbstractContextManager:

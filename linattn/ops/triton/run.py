@@ -92,6 +92,13 @@ class Run:
         plain = self.family.rule == PLAIN and self.family.decay != CHANNEL and not self.family.before
         return plain and self.group == 1 and self.size_v <= (hopper.WIDEST if self.fast else 256)
 
+    def fuses(self, ddecay: bool) -> choice.Chosen | None:
+        """The kernel that scans the state's cotangent and computes the gradients, so that no cotangents are stored, or None."""
+        known = self.fast and self.family.rule == PLAIN and self.family.decay == HEAD and not self.family.before and ddecay
+        if not known or not self.size_k == self.size_v == hopper.WIDEST:
+            return None
+        return choice.fused(self.v.device, self.plan.segments * self.heads)
+
     @property
     def narrowest(self) -> int:
         """Least channels of a block; on Hopper Triton miscompiles narrow blocks of bfloat16, see table.py."""
@@ -146,6 +153,8 @@ class Run:
             self.q_faded, self.k_faded = self.empty(*wide), self.empty(*wide)
             self.write_faded = self.empty(*wide) if rule == ERASE else None
             self.fade = self.empty(p.chunks, self.heads, self.size_k, dtype=torch.float32)
+        elif self.fast and p.split and rule == DELTA and self.family.decay == HEAD:
+            self.fade = self.empty(p.chunks, self.heads, dtype=torch.float32)  # bounds of what remains, see hopper/common.py: reach
         kernel, options = prepare_kernel.prepare, None
         if self.fast:
             kernel, options = choice.prepare(self.family, self.decay, self.read, self.write) or (kernel, None)
@@ -256,6 +265,7 @@ class Run:
 
     def chain(self, pieces: Tensor, transition: Tensor | None, total: Tensor | None, first: Tensor | None, *, reverse: bool) -> None:
         blocks = self._joins()
+        blocks["BP"] = blocks["BK"] if blocks["BK"] <= 128 else 8192 // blocks["BK"]  # one product with a link where it fits
         self._launch_over(
             state_scan.chain, (self._blocks(blocks["BV"]), self.sequences, self.heads), None,
             (pieces, transition, total, first, None, self.cu), (self.sequences, self.tokens, self.heads), (self.plan.length,),
@@ -294,7 +304,9 @@ class Run:
             columns = self.size_v
         split = self.size_v // columns  # heads that one head is treated as
         heads, group = self.heads * split, self.group * split
-        to = self._room(heads, ddecay)
+        # The kernel for whole chunks reads the values of a chunk before it writes there: the gradient of q takes their memory.
+        whole = fast is not None and self.family.rule == DELTA and self.family.decay != CHANNEL
+        to = self._room(heads, ddecay, kept[0] if whole and split == 1 and self.size_k == self.size_v else None)
         tensors = (
             self.q, self.k, self.v, self.read, self.write, self.decay, self.beta, self.bonus, do, self.cu,
             *kept, to.q, to.k, to.read, to.write, to.decay, to.beta, to.bonus,
@@ -321,6 +333,19 @@ class Run:
             self.recorder.launch(kernel, grid, given, numbers, **options, **constants)
         return self._summed(to, split)
 
+    def fused(
+        self, do: Tensor, ends: Tensor | None, dv: Tensor, states: Tensor, dinitial: Tensor, chosen: choice.Chosen
+    ) -> Gradients:  # fmt: skip
+        """Scan the state's cotangent and compute the gradients on the way, by a ``chosen`` kernel of :meth:`fuses`."""
+        to, (kernel, options) = self._room(self.heads, True, None), chosen
+        self.recorder.launch(
+            kernel, (self.plan.segments, self.heads, 1),
+            (self.q, self.k, self.v, do, self.decay, self.cu, states, ends, dv, to.q, to.k, to.decay, dinitial),
+            (*strides(self.q, self.k, self.v, do, self.decay), *self.numbers, self.plan.length),
+            **{name: self.constants[name] for name in ("K", "PACKED", "BITS")}, V=self.size_v, START=ends is not None, **options,
+        )  # fmt: skip
+        return self._summed(to, 1)
+
     def _portable_gradients(self, tensors: Tensors, numbers: tuple[int | float, ...], heads: int, constants: dict[str, object]) -> None:
         """Launch the kernels for all devices; with a decay per channel the second kernel computes the blocks that the first one leaves."""
         by_channel, unit = self.family.decay == CHANNEL, 16
@@ -343,9 +368,10 @@ class Run:
                 num_warps=c.warps, num_stages=c.stages, enable_fp_fusion=False, UNIT=unit, **blocks, **most, **constants,
             )  # fmt: skip
 
-    def _room(self, heads: int, ddecay: bool) -> Gradients:
-        """Allocate the gradients for a number of heads."""
-        q, k = (self.empty(self.batch, self.tokens, heads, self.size_k, dtype=self.v.dtype) for _ in "qk")
+    def _room(self, heads: int, ddecay: bool, q: Tensor | None) -> Gradients:
+        """Allocate the gradients for a number of heads; that of q unless it is given."""
+        k = self.empty(self.batch, self.tokens, heads, self.size_k, dtype=self.v.dtype)
+        q = self.empty(*k.shape, dtype=k.dtype) if q is None else q
         of_heads = (self.decay if ddecay else None, self.beta, self.read, self.write)
         decay, beta, read, write = (None if t is None else self.empty(*t.shape[:2], heads, *t.shape[3:], dtype=t.dtype) for t in of_heads)
         bonus = None if self.bonus is None else self.recorder.zeros(self.plan.chunks, heads, self.size_k, dtype=torch.float32)

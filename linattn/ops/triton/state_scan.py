@@ -319,7 +319,12 @@ def chain(
         more = i < count - 1
         piece = tl.load(here, mask=state & more, other=0.0)
         tl.store(here, s, mask=state)
-        if ERASES:
+        if ERASES and BP >= K:
+            square = channels[None, :] * K + channels[:, None] if REVERSE else channels[:, None] * K + channels[None, :]
+            there = (channels < K)[:, None] & (channels < K)[None, :] & more
+            m = tl.load(transition + at * K * K + square, mask=there, other=0.0)
+            s = tl.dot(m, s, piece, input_precision="tf32x3")
+        elif ERASES:
             tl.debug_barrier()  # the state is read in parts by other threads than wrote it
             s = piece
             for part in range(0, K, BP):

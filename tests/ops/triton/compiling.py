@@ -1,7 +1,7 @@
 """What a call of the kernels launches, compiled for Hopper without one: ``python -m tests.ops.triton.compiling beta BTHK bfloat16``.
 
 With ``gluon`` as a fourth word, the kernels that a Hopper gets: those in Gluon where there are any; with ``wide``, those for 256 values;
-with ``parts``, those of a process that has a part of the sequence.
+with ``parts``, those of a process that has a part of the sequence; with ``busy``, those for as many heads as keep it busy.
 With ``ampere``, for a small Ampere (sm_86) and the largest heads. Without a word, the kernel of hopper/trial.py.
 
 Prints a JSON list of the kernels with their shared memory in bytes, the number of tensor core instructions, the barriers that are
@@ -96,8 +96,8 @@ def kernels(kind: str, rank: str, dtype: torch.dtype, how: str = "") -> list[dic
     from linattn.ops.triton.hopper import choice
     from tests.ops import cases
 
-    hopper._hopper = lambda device: how in ("gluon", "wide", "parts")
-    choice.multiprocessors = lambda device: 132
+    hopper._hopper = lambda device: how in ("gluon", "wide", "parts", "busy")
+    choice.multiprocessors = lambda device: 1 if how == "busy" else 132
     launch.replay_refusal = lambda device: None
     triton.runtime.driver.set_active(Driver(86 if how == "ampere" else 90))
     compiled: dict[str, dict] = {}

@@ -50,6 +50,19 @@ def test_weak_after_strong():
     check(call.with_(decay=decay), torch.float32)
 
 
+@pytest.mark.skipif(INTERPRETED, reason="segments begin late in Hopper's own kernels alone")
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("kind", "strength", "length"), [
+    ("plain", 0.02, 1.0), ("plain", 0.2, 1.0), ("plain", 3.0, 1.0),
+    ("beta", 0.02, 1.0), ("beta", 0.2, 1.0), ("beta", 3.0, 1.0), ("beta", 0.3, 1.4),
+])  # fmt: skip
+def test_segments_that_have_forgotten_their_beginning(kind, strength, length, packed):
+    """What a segment hands on depends on its last tokens, unless long keys (of ``length``) make the state grow where it decays."""
+    shape = dict(lengths=(1500, 3, 2593)) if packed else dict(B=2, T=4096)
+    call = make(kind, "BTH", H=2, K=128, V=128, strength=(strength, strength), **shape)
+    check(call.with_(k=call.tensors["k"] * length), torch.bfloat16)
+
+
 WALLS = (1, CHUNK - 1, CHUNK, CHUNK + 1) if INTERPRETED else (1, 7, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, 127, 128, 129)
 
 

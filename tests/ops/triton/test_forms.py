@@ -120,6 +120,21 @@ def test_131072_tokens_in_one_sequence(kind, rank, dtype):
     check(call, dtype, limit=1e-4 if dtype == torch.float32 else None)
 
 
+@pytest.mark.skipif(INTERPRETED, reason="a kernel of Hopper's own")
+@pytest.mark.parametrize("shape", [dict(B=2, T=333), dict(lengths=(130, 3, 200)), dict(B=1, T=2000, Hk=1)])
+def test_one_kernel_that_scans_the_cotangent_and_computes_the_gradients(shape, monkeypatch):
+    """As where many heads keep all multiprocessors busy."""
+    from linattn.ops.triton import launch
+    from linattn.ops.triton.hopper import choice
+
+    monkeypatch.setattr(choice, "multiprocessors", lambda device: 1)
+    launch._programs.clear()
+    try:
+        check(make("plain", "BTH", H=4, K=128, V=128, **shape), torch.bfloat16)
+    finally:
+        launch._programs.clear()
+
+
 @pytest.mark.parametrize("kind", ["plain", "beta", "erase"])
 def test_an_empty_sequence_ends_empty_where_others_have_segments(kind):
     """No kernel but the one that joins segments writes the state that it starts from."""

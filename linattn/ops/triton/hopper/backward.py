@@ -20,7 +20,20 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
-from linattn.ops.triton.hopper.common import M, add, barriers, buffer, described, first_slot, locate, numbers, weight, whole
+from linattn.ops.triton.hopper.common import (
+    M,
+    add,
+    barriers,
+    buffer,
+    described,
+    first_slot,
+    locate,
+    numbers,
+    reach,
+    reach_by_decay,
+    weight,
+    whole,
+)
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.operands import C
 from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, LOG2E, NONE, PLAIN
@@ -283,9 +296,15 @@ def backward(
         OWN: gl.constexpr = RULE == ERASE and not LOCAL  # values and erasing writes have different keys
         first_column = gl.program_id(0) * BV
         shared = head // group
+        place = (first_slot(n, begin, tokens, C, PACKED) + (first - begin) // C).to(gl.int64) * heads + head
+        if LOCAL and DECAY == HEAD and RULE == PLAIN:  # the cotangent at the start depends on the first chunks only
+            near = reach_by_decay(decay + first.to(gl.int64) * decay_token + head * decay_head, decay_token, last - first, False)
+            last = gl.minimum(last, first + (near + C - 1) // C * C)
+        elif LOCAL and DECAY == HEAD and fade is not None:
+            near = reach(fade + place, heads, (last - first + C - 1) // C, False)[0]
+            last = gl.minimum(last, first + near * C)
         rows = last - first
         count = (rows + C - 1) // C
-        place = (first_slot(n, begin, tokens, C, PACKED) + (first - begin) // C).to(gl.int64) * heads + head
         wide = place * C * K
         square = place * C * C
         tile_step = heads * C

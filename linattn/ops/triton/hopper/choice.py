@@ -9,7 +9,7 @@ from torch import Tensor
 
 from linattn.ops import gpu
 from linattn.ops.triton import hopper
-from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, PLAIN, Family
+from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, HEAD, PLAIN, Family
 
 Chosen = tuple[Any, dict[str, Any]]  # a kernel and the options of its launch
 
@@ -55,6 +55,14 @@ def backward(family: Family, size_k: int, size_v: int, local: bool, keep: bool) 
     return module.backward, scans.backward(family, size_k, size_v, local, keep)
 
 
+def fused(device: torch.device, programs: int) -> Chosen | None:
+    """The scan of the states' cotangents that computes the gradients, if ``programs`` keep nearly all multiprocessors busy."""
+    from linattn.ops.triton.hopper import fused as module
+
+    waves = -(-programs // multiprocessors(device))
+    return (module.fused, module.options()) if 8 * programs >= 7 * waves * multiprocessors(device) else None
+
+
 def gradients(
     family: Family,
     chunk: int,
@@ -68,11 +76,13 @@ def gradients(
     decay: Tensor | None,
 ) -> Chosen | None:  # fmt: skip
     """The gradients of chunks for ``columns`` values, if there is a kernel; with a decay per channel, of blocks that settle."""
-    from linattn.ops.triton.hopper import gradients, settled_delta, settled_erase, settled_plain, whole
+    from linattn.ops.triton.hopper import gradients, settled_delta, settled_erase, settled_plain, whole, whole_delta
 
     if not family.half or chunk != hopper.CHUNK or not hopper.fits((k.shape[3], v.shape[3]), q, k, v, read, write, do):
         return None
     if decay is None or family.decay != CHANNEL:
+        if family.rule == DELTA and family.decay == HEAD and k.shape[3] == hopper.WIDEST:  # measured with 128 keys alone
+            return gradients.gradients, {"SETTLED": True, "HALVES": True, **whole_delta.options()}
         known = family.rule != ERASE and not family.before
         return (gradients.gradients, {"SETTLED": True, **whole.options(family, k.shape[3], columns)}) if known else None
     if not _suits(family, decay):

@@ -21,7 +21,20 @@ from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
 from linattn.ops.triton.hopper.chunks import decayed, prepared
-from linattn.ops.triton.hopper.common import M, add, barriers, buffer, described, first_slot, locate, numbers, weight, whole
+from linattn.ops.triton.hopper.common import (
+    M,
+    add,
+    barriers,
+    buffer,
+    described,
+    first_slot,
+    locate,
+    numbers,
+    reach,
+    reach_by_decay,
+    weight,
+    whole,
+)
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.operands import C
 from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, LOG2E, PLAIN
@@ -308,6 +321,14 @@ def forward(
         identity = block >= BLOCKS  # only LOCAL and only where the rule erases
         first_column = (block - gl.where(identity, BLOCKS, 0)) * BV
         v_column = gl.where(identity, 0, first_column)
+        if LOCAL and DECAY == HEAD and RULE == PLAIN:  # the state at the end depends on the last chunks only
+            near = reach_by_decay(decay + first.to(gl.int64) * decay_token + head * decay_head, decay_token, last - first, True)
+            first += (last - first - near) // C * C
+        elif LOCAL and DECAY == HEAD and fade is not None:
+            count = (last - first + C - 1) // C
+            slots = (first_slot(n, begin, tokens, C, PACKED) + (first - begin) // C).to(gl.int64) * heads + head
+            near, vanishes = reach(fade + slots, heads, count, True)
+            first = gl.where(identity & vanishes, last, first + (count - near) * C)
         rows = last - first
         count = (rows + C - 1) // C
         place = (first_slot(n, begin, tokens, C, PACKED) + (first - begin) // C).to(gl.int64) * heads + head
@@ -391,6 +412,6 @@ def forward(
         v_row = gl.where(identity, tile_rows, 0)  # past the end: zeros
         specialize(
             (full, empty, made, ready, free), sources, buffers, (vd, vb, v_row), (od, ob, sd, sb), weights, (weighed, step, rows, fade_to),
-            (start, end, finishes, width, identity, first_column), (raw_step, tile_step, heads * K), scale, count,
+            (start, end, finishes, width, identity & (count > 0), first_column), (raw_step, tile_step, heads * K), scale, count,
             Shape(K, DECAY, RULE, BEFORE, BITS, LOCAL, OUTPUT, KEEP, TURNED, MEETS, PARTS, STAGES, BYTES), REGISTERS,
         )  # fmt: skip

@@ -17,6 +17,7 @@ from linattn.ops.triton.hopper import (
     settled_erase,
     settled_plain,
     whole,
+    whole_delta,
 )
 from linattn.ops.triton.hopper.call import Call, Decays, Sizes, Strengths
 from linattn.ops.triton.hopper.chunks import Rows, Work
@@ -38,7 +39,7 @@ def gradients(
     BEFORE: gl.constexpr, PACKED: gl.constexpr, BITS: gl.constexpr, PRECISION: gl.constexpr, kind: gl.constexpr,
     SPLIT: gl.constexpr, DDECAY: gl.constexpr, SETTLED: gl.constexpr,
     STAGES: gl.constexpr = 1, PAIRS: gl.constexpr = 1, REGISTERS: gl.constexpr = 0, SUMS: gl.constexpr = 0, FEW: gl.constexpr = 0,
-    BYTES: gl.constexpr = False,
+    BYTES: gl.constexpr = False, HALVES: gl.constexpr = False,
 ):  # fmt: skip
     """``SETTLED``: compute blocks of channels that settle, or those that do not. The last constants are a body's ``options``."""
     if PACKED:
@@ -54,7 +55,9 @@ def gradients(
         Strengths(beta, beta_token, beta_head, dbeta, heads, SPLIT), bonus, values, de, states, dstates,
         dq, dk, dread, dwrite, ddecay, dbonus, settled, length,
     )  # fmt: skip
-    if DECAY != CHANNEL:
+    if DECAY != CHANNEL and HALVES:
+        whole_delta.gradients(call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, False, STAGES), DECAY, BITS, REGISTERS, FEW)
+    elif DECAY != CHANNEL:
         whole.gradients(call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, False, STAGES), DECAY, RULE, BITS, PAIRS, REGISTERS, FEW)
     else:
         LOW: gl.constexpr = decay.dtype.element_ty != gl.bfloat16

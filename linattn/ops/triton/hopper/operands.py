@@ -154,6 +154,13 @@ def in_blocks(tile, ROWS: gl.constexpr, K: gl.constexpr):
 
 
 @gluon.jit
+def in_rows(tiles, ROWS: gl.constexpr, WIDTH: gl.constexpr):
+    """View tiles [n, K, WIDTH], of rows not wider than the swizzle, as [n * K / ROWS, ROWS, WIDTH]."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, WIDTH], gl.bfloat16)
+    return reinterpret(tiles, gl.bfloat16, [tiles.shape[0] * tiles.shape[1] // ROWS, ROWS, WIDTH], layout)
+
+
+@gluon.jit
 def passing(states, dstates, V: gl.constexpr):
     """[BLOCK, BLOCK] with row sums of ``states`` times their cotangents, both ``in_blocks``, by channel."""
     WARPS: gl.constexpr = gl.num_warps()

@@ -133,8 +133,20 @@ def invert(n):
 
 
 @gluon.jit
+def save_bound(to, own, total, BITS: gl.constexpr):
+    """Store an upper bound of the binary orders by which a chunk whose decays sum up to ``total`` changes a state.
+
+    A token multiplies a state by its decay and by I - β k kᵀ, whose norm is at most the larger of 1 and |1 - β kᵀk|; ``own`` is -β kᵀk.
+    """
+    growth = gl.log2(gl.maximum(gl.abs(1.0 + own), 1.0))
+    last = gl.arange(0, total.shape[0], own.type.layout) == total.shape[0] - 1
+    decay = gl.where(last, total.load(own.type.layout).to(gl.float32) * (2.0**-BITS), 0.0)
+    gl.store(to, gl.sum(growth + decay, 0))
+
+
+@gluon.jit
 def prepare(call, at, place, K: gl.constexpr, C: gl.constexpr, DECAY: gl.constexpr, BITS: gl.constexpr, kind: gl.constexpr):
-    """Store p and b."""
+    """Store p, b and, if there is room for them, the bounds by which a state changes."""
     square: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
     thin: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S, 16])
     tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
@@ -177,6 +189,8 @@ def prepare(call, at, place, K: gl.constexpr, C: gl.constexpr, DECAY: gl.constex
         kk = kk * between
     pb = gl.allocate_shared_memory(gl.bfloat16, [C, C], tile)
     pb.store(gl.where(i[:, None] >= j[None, :], qk, 0.0).to(gl.bfloat16))
+    if DECAY == HEAD and call.fade is not None:
+        save_bound(call.fade + place, gl.sum(gl.where(i[:, None] == j[None, :], kk, 0.0), 1), total, BITS)
 
     n0, n1, n2, n3 = blocks(gl.where(i[:, None] > j[None, :], kk, 0.0), thin)
     warp = row[:, None] // S

@@ -29,6 +29,11 @@ class Recurrence(Terms):
 
     skip: Tensor | None = None
 
+    def to(self, dtype: torch.dtype) -> Recurrence:
+        """Copy with q, k, v and erase in ``dtype``, for which kernels are made; decay, beta and bonus stay as precise as they are."""
+        erase = self.erase and (self.erase[0].to(dtype), self.erase[1].to(dtype))
+        return replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype), erase=erase)
+
     def masked(self, valid: Tensor | None) -> Recurrence:
         """Copy in which tokens outside ``valid`` [B, T] write, fade and erase nothing."""
         if valid is None:
@@ -108,9 +113,7 @@ class Mixer(nn.Module):
         dtype = x.dtype
         if torch.is_autocast_enabled(x.device.type) and dtype != torch.float64:
             dtype = torch.get_autocast_dtype(x.device.type)
-        q, k, v = (t.to(dtype) for t in (projected.q, projected.k, projected.v))
-        erase = projected.erase and (projected.erase[0].to(dtype), projected.erase[1].to(dtype))
-        return replace(projected, q=q, k=k, v=v, erase=erase).masked(carry.written)
+        return projected.to(dtype).masked(carry.written)
 
     def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
         """Run the recurrence from the incoming state; returns the output [B, T, H, V] and keeps the state after it."""

@@ -188,3 +188,21 @@ def test_a_copy_is_its_own():
     mixer = create("mamba2", dim=32)
     twin = copy.deepcopy(mixer).bfloat16()
     assert mixer.in_proj.weight.dtype == torch.float32 and twin.A_log.dtype == torch.float32
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["bfloat16", "autocast"])
+@pytest.mark.parametrize("name", ["comba", "gated_deltanet2", "precond_gated_deltanet", "rwkv7"])
+def test_what_is_erased_has_the_dtype_of_keys(name: str, autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels for Hopper take no other, so that the portable ones would run in their place."""
+    seen: list[torch.dtype] = []
+
+    def spy(*tensors: torch.Tensor, erase: tuple[torch.Tensor, torch.Tensor], **options: object) -> object:
+        seen.extend(t.dtype for t in (*tensors, *erase))
+        return linattn.linear_attention(*tensors, erase=erase, **options)
+
+    monkeypatch.setattr("linattn.mixers.base.linear_attention", spy)
+    mixer = create(name, dim=64)
+    x = torch.randn(1, 5, 64)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        mixer(x) if autocast else mixer.bfloat16()(x.bfloat16())
+    assert seen == 5 * [torch.bfloat16]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -89,8 +88,7 @@ class TimeMixing(Mixer):
 
     def mix(self, x: Tensor, carry: CallContext) -> Tensor:
         r, beside = self.tokens(x, carry)
-        v = r.v  # in the dtype of the linear maps, which autocast chooses
-        r = replace(r, q=r.q.to(v.dtype), k=r.k.to(v.dtype))
+        r = r.to(r.v.dtype)  # that of the linear maps, which autocast chooses
         return self.finish(self.attend(r.masked(carry.valid), carry), beside)
 
     def flops(self, x: Tensor, past: int = 0) -> int:

@@ -66,7 +66,8 @@ def _likely_backward(recorder: launch.Recorder, results: launch.Tensors, *argume
     *tensors, scale, _, _ = arguments
     o, _, starts, links = results
     decay = Arguments(*tensors).decay
-    _backward(recorder, *tensors, o, None, starts, links, scale, decay is not None and decay.requires_grad)
+    traced = not any(t is not None and t.requires_grad for t in tensors)  # in a compiled graph no tensor says whose gradient is wanted
+    _backward(recorder, *tensors, o, None, starts, links, scale, decay is not None and (traced or decay.requires_grad))
 
 
 def laid_out(*tensors: Any) -> launch.Tensors:

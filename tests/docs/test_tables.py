@@ -16,7 +16,7 @@ spec.loader.exec_module(tables)
 
 @pytest.mark.parametrize("name", tables.PAGES)
 def test_a_page_shows_what_was_measured(name):
-    assert (ROOT / name).read_text(encoding="utf-8") == tables.filled(name), "run: python benchmarks/tables.py"
+    assert (ROOT / name).read_text(encoding="utf-8") == tables.filled(name), "run: python -m benchmarks.tables"
 
 
 def test_a_comparison_on_a_task_becomes_a_table(tmp_path, monkeypatch):

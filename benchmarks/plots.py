@@ -131,6 +131,12 @@ def panels(body: dict) -> list[Panel]:
     return [*found, Panel("After the last token", "million parameters", x, ends)]
 
 
+def first_width_done(body: dict) -> bool:
+    """True if every model of :mod:`benchmarks.losses` has finished its training at the first width; before, nothing is shown of it."""
+    done = {r["model"] for r in body["rows"] if r["steps"] == body["steps"] and r["dim"] == body["dims"][0] and "failure" not in r}
+    return done == set(body["mixers"])
+
+
 def losses(body: dict) -> str:
     """SVG with the validation losses of the trainings in ``body``, in two columns."""
     lines: list[str] = []
@@ -149,7 +155,8 @@ def losses(body: dict) -> str:
 def drawings() -> dict[Path, str]:
     """Text of every drawing whose data exist."""
     source = ROOT / LOSSES
-    known = {LOSSES_TARGET: losses(json.loads(source.read_text(encoding="utf-8")))} if source.is_file() else {}
+    body = json.loads(source.read_text(encoding="utf-8")) if source.is_file() else None
+    known = {LOSSES_TARGET: losses(body)} if body is not None and first_width_done(body) else {}
     return {TARGET: drawing(), **known}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from benchmarks.plots import first_width_done
 from benchmarks.titles import markdown
 from linattn.compare.tasks import load
 from linattn.report.words import memory, tokens
@@ -93,8 +94,26 @@ def precision(body: dict, words: dict) -> str:
     return _one_seed(body, words) + first + "\n" + markdown(words["brought"], lines)
 
 
+def _swept(body: dict, words: dict) -> str:
+    short = [r for r in body["rows"] if r["steps"] == body["sweep_steps"] and "failure" not in r]
+    found = {(r["model"], r["learning_rate"]): r for r in short}
+    rates = sorted({rate for _, rate in found})
+    write = lambda r: "–" if r is None else f"{r['history'][-1]['validation_bits_per_byte']:.3f}"  # noqa: E731
+    lines = [(name, *(write(found.get((name, rate))) for rate in rates)) for name in body["mixers"]]
+    facts = {
+        "card": body["card"],
+        "torch": body["run"]["torch"],
+        "date": body["date"],
+        "steps": body["sweep_steps"],
+        "dim": body["dims"][0],
+    }
+    return words["swept"].format(**facts) + "\n\n" + markdown((words["losses"][0], *map("{:g}".format, rates)), lines)
+
+
 def losses(body: dict, words: dict) -> str:
-    """Row for each model: its learning rate, and at each width the final loss, the speed and the time."""
+    """Row for each model: its learning rate, and at each width the final loss, the speed and the time; before all are there, the short trainings."""
+    if not first_width_done(body):
+        return _swept(body, words)
     rows = {(r["model"], r["dim"]): r for r in body["rows"] if r["steps"] == body["steps"]}
     dims, tokens = sorted({dim for _, dim in rows}), body["steps"] * body["batch_size"] * body["context"]
     sizes = [f"{next(r['parameters'] for (_, d), r in rows.items() if d == dim) / 1e6:.0f}M" for dim in dims]

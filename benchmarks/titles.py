@@ -42,6 +42,8 @@ TITLES = {
         "brought": ("what comes back", "bytes", "from the GPU's memory, ms", "from main memory", "from disk"),
         "cache": "softmax's cache of {tokens} tokens",
         "state": "state of {mixer}",
+        "swept": "The long trainings of all models are not there yet. Bits per byte of the short ones, {steps} steps at width {dim} "
+        "({card}, torch {torch}, {date}):",
         "losses": ("model", "learning rate at width {first}", "bits per byte, {sizes}", "tokens/s, {sizes}", "seconds, {sizes}"),
         "trained": "`{command}`: {card}, torch {torch}, {date}. {tokens:.1f} million tokens in windows of {context:,}, {batch:,} a step.",
         "order": "From the lowest loss on, {size}: {names}.",
@@ -87,6 +89,7 @@ TITLES = {
         "brought": ("取回的内容", "字节", "从显存（毫秒）", "从内存", "从磁盘"),
         "cache": "softmax 的缓存，{tokens} 个 token",
         "state": "{mixer} 的状态",
+        "swept": "全部模型的长训练尚未完成。短训练（宽度 {dim}，{steps} 步）的每字节比特数（{card}，torch {torch}，{date}）：",
         "losses": ("模型", "宽度 {first} 时的学习率", "每字节比特数，{sizes}", "token/秒，{sizes}", "秒，{sizes}"),
         "trained": "`{command}`：{card}，torch {torch}，{date}。共 {tokens:.1f} 百万 token，窗口 {context:,}，每步 {batch:,}。",
         "order": "损失由低到高，{size}：{names}。",

@@ -90,6 +90,8 @@ def test_table_and_drawing(asked, tmp_path):
     text = tables.losses(body, tables.TITLES["en"])
     assert "| softmax | 0.004 | 1.961 · 1.897 | 0k · 0k |" in text and "| hybrid | 0.004 | 1.861 · – |" in text
     assert "From the lowest loss on, 0M: hybrid, softmax. From the lowest loss on, 0M: softmax." in text
+    early = body | {"rows": [r for r in body["rows"] if (r["model"], r["dim"]) != ("hybrid", 64)]}
+    assert "not there yet" in tables.losses(early, tables.TITLES["en"]) and not plots.first_width_done(early)
     drawn = plots.losses(body)
     assert drawn.count("<polyline") == 2 + 2 + 1 + 1 + 2 and "hybrid: gated_deltanet*3, softmax" in drawn
     assert mine.path.parent == tmp_path

@@ -111,7 +111,7 @@ def _swept(body: dict, words: dict) -> str:
 
 
 def losses(body: dict, words: dict) -> str:
-    """Row for each model: its learning rate, and at each width the final loss, the speed and the time; before all are there, the short trainings."""
+    """Row for each model: learning rate, and at each width the final loss, speed and time; before all are there, the short trainings."""
     if not first_width_done(body):
         return _swept(body, words)
     rows = {(r["model"], r["dim"]): r for r in body["rows"] if r["steps"] == body["steps"]}

@@ -153,7 +153,7 @@ def _decode(body: dict, seen: Inspection) -> Measured | None:
 
 
 # Suites of ``linattn bench`` by what only their rows have.
-_SUITES = {"times_llama": _train_cpu, "side": _vision, "floor_ms": _decode, "tokens_per_second": _train, "family": _ops}
+_SUITES = {"times_llama": _train_cpu, "side": _vision, "floor_ms": _decode, "tokens_per_second": _train, "decay_dtype": _ops}
 
 
 def _bench(body: dict, seen: Inspection) -> Measured | None:

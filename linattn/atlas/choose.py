@@ -32,7 +32,7 @@ CHECKPOINTS = {
     "mamba": ("mamba", "falcon_mamba"), "mamba2": ("mamba2",), "rwkv4": ("rwkv",), "rwkv6": ("rwkv6",), "rwkv7": ("rwkv7",),
     "gated_deltanet": ("qwen3_next", "gated_deltanet"), "rg_lru": ("recurrent_gemma",), "lightning": ("minimax",), "mlstm_block": ("xlstm",),
     "kda": ("kimi_linear", "kda"), "gla": ("gla",), "retnet": ("retnet",), "deltanet": ("delta_net",), "hgrn2": ("hgrn2",),
-    "softmax": ("llama", "mistral", "qwen2", "qwen3", "gemma3_text"),
+    "softmax": ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gemma3"),
 }  # fmt: skip
 
 

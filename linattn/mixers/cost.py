@@ -98,5 +98,6 @@ def _state_bytes(mixer: Mixer, x: Tensor) -> int:
     if mixer.piece is not None:
         mixer.piece = 1 << 16  # pieces only limit memory, which is not allocated here
     x = x[:, :1] if mixer.info.recurrent else x
-    _, state = mixer(x, return_state=True, shared=mixer.example_shared(x))
+    shared = mixer.example_shared(x)
+    _, state = mixer(x, return_state=True, **({} if shared is None else {"shared": shared}))
     return sum(t.nbytes for t in state.values())

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from linattn.hf import folder as folders
 from linattn.models import quantised
 
 
@@ -23,6 +22,8 @@ def save(model: Any, path: str | os.PathLike[str], *, tokenizer: str | os.PathLi
         ValueError: if ``model`` is not quantised.
         OSError: if the folder exists or cannot be written.
     """
+    from linattn.hf import folder as folders
+
     if not quantised.formats(model):
         raise ValueError("model must be quantised, but all its weights are floating-point")
     content = json.loads(model.config.to_json_string()) | {"quantization_config": quantised.config_of(model)}

@@ -1,14 +1,14 @@
-import pytest
-import transformers
+"""Fixtures of conversions; nothing is imported for those who only collect tests, who may lack transformers."""
 
-from linattn.distill.conversion import convert
-from tests.convert.models import SMALL, TEXT, softmax_model
+import pytest
 
 
 @pytest.fixture(autouse=True)
 def _quiet(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
     monkeypatch.delenv("WORLD_SIZE", raising=False)
+    import transformers
+
     transformers.utils.logging.disable_progress_bar()
     yield
     transformers.utils.logging.enable_progress_bar()
@@ -16,6 +16,8 @@ def _quiet(tmp_path_factory, monkeypatch):
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
+    from tests.convert.models import TEXT
+
     path = tmp_path_factory.mktemp("text") / "fox.txt"
     path.write_text(TEXT)
     return path
@@ -26,6 +28,8 @@ def teacher(tmp_path_factory):
     """A folder with a softmax model, never written to."""
     import torch
 
+    from tests.convert.models import softmax_model
+
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("teacher") / "softmax"
     softmax_model().save_pretrained(path)
@@ -35,6 +39,9 @@ def teacher(tmp_path_factory):
 @pytest.fixture(scope="session")
 def done(tmp_path_factory, text, teacher):
     """A finished conversion, never written to."""
+    from linattn.distill.conversion import convert
+    from tests.convert.models import SMALL
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
         out = tmp_path_factory.mktemp("done") / "student"

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+pytest.importorskip("transformers")
 from linattn.distill.job import job_of, source_of
 from linattn.distill.options import ConvertOptions
 from linattn.distill.stages import trained

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from linattn.arguments import described, whole
 from linattn.data.codec import Codec
-from linattn.generate import captured, sampling
+from linattn.generate import sampling
 from linattn.generate.pending import Pending
 from linattn.generate.pool_lookup import PoolLookup
 from linattn.generate.prefixes import PrefixCache
-from linattn.generate.reading import PATIENCE, Batches, FirstTokens, Reading
+from linattn.generate.prompts import PromptReader
+from linattn.generate.reading import FirstTokens
 from linattn.generate.request import Prompt, Request, Stops
 from linattn.generate.rows import Rows, fresh_state, shapes_of
 from linattn.generate.sampling import Sampling
@@ -73,13 +74,9 @@ class Pool:
         self._codec, self._device = codec, model.device
         self._fresh = fresh_state(model)
         self._rows = Rows(model, self._fresh, self._slots, self._context)
-        self._batches = _batches(model, self._fresh, self._block, self._slots, self._rows)
-        self._waited = PATIENCE  # steps since the last batch of pieces
         self._prefixes = PrefixCache(whole("prefix_bytes", prefix_bytes, 0), self._block)
         self._waiting: deque[Prompt] = deque()
-        self._reading: list[Prompt] = []  # each has the slot of its first request; on a GPU a few have none yet
-        self._read: Reading | None = None  # pieces that are being read now, as a batch
-        self._early = 0 if self._batches is None else self._batches.early  # prompts that may be read before there is a slot for them
+        self._reader = PromptReader(model, self._fresh, self._prefixes, self._slots, growing=self._rows.growing)
         self._ready: deque[tuple[Request, State, Tensor]] = deque()  # their state and next token, waiting for a slot
         self._active: list[Request] = []  # in the order of their rows
         self._pending: deque[Pending] = deque()  # tokens that are computed and not yet copied to the host
@@ -91,13 +88,13 @@ class Pool:
     @property
     def free(self) -> int:
         """Slots without a sequence."""
-        return max(0, self._slots - len(self._active) - len(self._reading))
+        return max(0, self._slots - len(self._active) - len(self._reader.prompts))
 
     @property
     def waiting(self) -> int:
         """Requests without a slot."""
         slots = self._slots - len(self._active) - self.free  # of prompts that are being read
-        return sum(len(p.requests) for p in (*self._waiting, *self._reading)) + len(self._ready) - slots
+        return sum(len(p.requests) for p in (*self._waiting, *self._reader.prompts)) + len(self._ready) - slots
 
     @property
     def nbytes(self) -> int:
@@ -156,9 +153,7 @@ class Pool:
         Requests may be submitted, forked and cancelled meanwhile. If a caller stops early, the next run yields the remaining tokens.
         """
         if self._rows.changed():
-            self._prefixes.clear()
-            if self._batches is not None:
-                self._batches.clear()
+            self._reader.clear()
         found = self._found
         while True:
             with self._lock:
@@ -198,7 +193,7 @@ class Pool:
         generator = self._generator(seed)
         with self._lock:
             self._check_queue()
-            self._end_reading()
+            self._start(self._reader.end())
             self._process_pending()
             twin = self._known(_is_request(request)).twin(generator)
             prompt = self._prompt(request)
@@ -219,7 +214,7 @@ class Pool:
             ValueError: for a request that waits, is being read or has ended, and for one of another pool.
         """
         with self._lock:
-            self._end_reading()
+            self._start(self._reader.end())
             self._process_pending()
             if self._known(_is_request(request)) not in self._active:
                 raise ValueError("request must be decoding, but its prompt has not been read yet")
@@ -227,89 +222,33 @@ class Pool:
 
     @property
     def _busy(self) -> bool:
-        return bool(self._active or self._reading or self._waiting or self._ready or self._pending)
+        return bool(self._active or self._reader.prompts or self._waiting or self._ready or self._pending)
 
     @torch.no_grad()
     def _advance(self) -> None:
         """Admit requests, read a piece of the prompts, and advance all active rows by a token."""
         self._join_ready()
-        while self._waiting and len(self._reading) + len(self._ready) < self._slots - len(self._active) + self._early:
-            self._reading.append(self._waiting.popleft())
-        if self._read is not None and (not self._active or self._read.finished):
-            self._end_reading()
-        if self._read is None and self._reading and self._due(pieces := self._pieces()):
-            self._begin_reading(pieces)
-        if self._read is not None and self._read.parts:
-            self._read.run()
-        self._waited += 1
+        reading = self._reader.prompts
+        while self._waiting and len(reading) + len(self._ready) < self._slots - len(self._active) + self._reader.early:
+            reading.append(self._waiting.popleft())
+        self._start(self._reader.advance(idle=not self._active, urgent=len(self._active) + len(self._ready) < self._slots))
         if self._lookup is not None:
             self._process_pending()
             self._take(self._lookup.advance(self._active) if self._active else [])
         elif self._active:
-            soon = len(self._active) + len(self._ready) + len(self._reading) + len(self._waiting)
+            soon = len(self._active) + len(self._ready) + len(self._reader.prompts) + len(self._waiting)
             logits = self._rows.step(len(self._active), soon)
             tokens = self._rows.tokens[: len(self._active)]
             if any(r.sampling.temperature for r in self._active):  # the step has chosen the most likely tokens
                 sampling.sample_rows(logits, [(r.sampling, r.generator) for r in self._active], out=tokens)
             self._pending.append(Pending(list(self._active), tokens))
-        if self._read is not None and not self._read.parts and self._read.first is None:
-            self._take_results(self._read)
+        self._reader.collect()
         self._process_pending(self._ahead if self._active else 0)
 
-    def _due(self, pieces: list[tuple[Prompt, int]]) -> bool:
-        """True if ``pieces`` are a full batch, hold a whole block, or have waited long enough; without batches they never wait."""
-        if self._batches is None or not self._active or self._waited >= PATIENCE:
-            return True
-        longest = max(n for _, n in pieces)
-        full = len(pieces) == self._batches.rows(longest) or len(pieces) < len(self._reading)
-        return full or longest == self._block
-
-    def _begin_reading(self, pieces: list[tuple[Prompt, int]]) -> None:
-        """Read ``pieces`` of prompts, on a GPU as a batch, part by part between the next steps."""
-        self._waited = 0
-        if self._batches is None:
-            self._start(self._first_tokens(pieces, self._prefill(pieces)))
-        else:
-            own = [(p.ids[p.done : p.done + n], None if p.state is self._fresh else p.state) for p, n in pieces]
-            self._read = Reading(pieces, self._batches.of(own), own)
-
-    def _end_reading(self) -> None:
-        """Finish the batch that is being read, if there is one."""
-        if (read := self._read) is None:
+    def _start(self, first: FirstTokens | None) -> None:
+        """Give requests their ``first`` tokens, if there are any; those that go on join when there is a slot."""
+        if first is None:
             return
-        while read.parts:
-            read.run()
-        first = self._take_results(read) if read.first is None else read.first
-        self._read = None
-        self._start(first)
-
-    def _take_results(self, read: Reading) -> FirstTokens:
-        """Copy states and first tokens from a batch that has been read, at least submitted to the GPU."""
-        hidden, states = read.batch.results()
-        for (prompt, _), state in zip(read.pieces, states, strict=True):
-            prompt.state = state
-        read.first = self._first_tokens(read.pieces, hidden.split(1))
-        return read.first
-
-    def _first_tokens(self, pieces: list[tuple[Prompt, int]], hidden: Sequence[Tensor]) -> FirstTokens:
-        """Record that ``pieces`` have been read; draws first tokens after prompts that end, from the last hidden states [1, D]."""
-        ended = []
-        for (prompt, n), last in zip(pieces, hidden, strict=True):
-            prompt.done += n
-            if prompt.done == len(prompt.ids):
-                ended.append((prompt, last))
-            elif prompt.keys:
-                self._prefixes.put(prompt.keys[prompt.done // self._block - 1], prompt.state.clone())
-        head: Any = self._model.lm_head
-        together = self._batches is not None and bool(ended)  # on a CPU each alone, for the same bits whatever is read beside it
-        logits = head(torch.cat([last for _, last in ended])).split(1) if together else [head(last) for _, last in ended]
-        return FirstTokens([prompt for prompt, _ in ended], logits, self._device)
-
-    def _start(self, first: FirstTokens) -> None:
-        """Give requests their ``first`` tokens; those that go on join when there is a slot."""
-        for prompt in first.prompts:
-            if prompt.requests:  # else cancelled meanwhile
-                self._reading.remove(prompt)
         for prompt, request, token, number in first.wait():
             if not request.done:
                 self._ready.append((request, prompt.state, token))
@@ -321,37 +260,6 @@ class Pool:
             request, state, token = self._ready.popleft()
             self._rows.write(len(self._active), state, token)
             self._active.append(request)
-
-    def _pieces(self) -> list[tuple[Prompt, int]]:
-        """Choose the prompts to read next, with the number of tokens of each: one batch, or together at most a block."""
-        left, longest = self._block, 0
-        pieces: list[tuple[Prompt, int]] = []
-        for prompt in self._reading:
-            found, state = self._prefixes.find(prompt.keys, prompt.done // self._block)
-            if state is not None:
-                prompt.done, prompt.state = found, state
-            n = min(len(prompt.ids) - prompt.done, self._block)
-            longest = max(longest, n)
-            if n > left if self._batches is None else len(pieces) >= self._batches.rows(longest):
-                break
-            pieces.append((prompt, n))
-            left -= n
-            if self._rows.growing:  # growing states of different lengths cannot be packed
-                break
-        return pieces
-
-    def _prefill(self, pieces: list[tuple[Prompt, int]]) -> list[Tensor]:
-        """Read ``pieces`` in one call and replace the states of their prompts; returns the last hidden state [1, D] of each."""
-        ids = torch.tensor([[i for p, n in pieces for i in p.ids[p.done : p.done + n]]], device=self._device)
-        if len(pieces) == 1:
-            hidden, pieces[0][0].state = self._model.model(ids, pieces[0][0].state, return_state=True)
-            return [hidden[:, -1]]
-        cu_seqlens = torch.tensor([0, *(n for _, n in pieces)]).cumsum(0)
-        states = State.cat([p.state for p, _ in pieces])
-        hidden, states = self._model.model(ids, states, return_state=True, cu_seqlens=cu_seqlens.to(self._device))
-        for i, (prompt, _) in enumerate(pieces):
-            prompt.state = states.select([i])
-        return [hidden[:, end - 1] for end in cu_seqlens[1:].tolist()]
 
     def _process_pending(self, keep: int = 0) -> None:
         """Process the computed tokens of all but the last ``keep`` steps, and remove sequences that end."""
@@ -390,13 +298,13 @@ class Pool:
         elif (prompt := self._prompt(request)) is not None:
             prompt.requests.remove(request)
             if not prompt.requests:
-                (self._reading if prompt in self._reading else self._waiting).remove(prompt)
+                (self._reader.prompts if prompt in self._reader.prompts else self._waiting).remove(prompt)
         else:
             self._ready = deque(one for one in self._ready if one[0] is not request)
 
     def _prompt(self, request: Request) -> Prompt | None:
         """Unfinished prompt of ``request``; None if it has been read."""
-        return next((p for p in (*self._reading, *self._waiting) if request in p.requests), None)
+        return next((p for p in (*self._reader.prompts, *self._waiting) if request in p.requests), None)
 
     def _known(self, request: Request) -> Request:
         """Return ``request`` if it is one of this pool that has not ended; else raise ValueError."""
@@ -421,13 +329,6 @@ class Pool:
         total = tokens + (0 if state is None or not self._rows.growing else int(state.position))
         if self._rows.growing and total > self._context:
             raise ValueError(f"ids and max_new_tokens are {total} tokens, but a layer keeps every token and context={self._context}")
-
-
-def _batches(model: Any, fresh: State, block: int, slots: int, rows: Rows) -> Batches | None:
-    """Batches for reading prompts on a GPU; None for growing states, and on a CPU, where batches save no time."""
-    if fresh.position.device.type != "cuda" or rows.growing or captured.refusal(model) is not None:
-        return None
-    return Batches(model.model, fresh, block, slots)
 
 
 def _is_request(request: Any) -> Request:

@@ -7,7 +7,7 @@ import torch
 
 from linattn import mixers
 from linattn.generate import Pool, PoolFullError, rows, stream
-from linattn.generate import pool as pools
+from linattn.generate import prompts as reader
 from linattn.generate.reading import Batches
 from linattn.models import LanguageModel, LMConfig
 from linattn.state import State
@@ -40,9 +40,7 @@ def ahead(request, monkeypatch):
         self._ahead = int(request.param != "at once")
 
     if request.param == "in batches":
-        monkeypatch.setattr(
-            pools, "_batches", lambda model, fresh, block, slots, rows: None if rows.growing else Batches(model.model, fresh, block, slots)
-        )
+        monkeypatch.setattr(reader, "_batches", lambda model, fresh, block, slots: Batches(model.model, fresh, block, slots))
 
     monkeypatch.setattr(Pool, "__init__", init)
 
@@ -87,13 +85,13 @@ def test_a_prefix_hit_changes_no_bit(mixer):
     found, reads = [], []
     for pool in (cold, warm):
         reads.append(0)
-        read = pool._prefill
+        read = pool._reader._prefill
 
         def counted(pieces, read=read):
             reads[-1] += sum(n for _, n in pieces)
             return read(pieces)
 
-        pool._prefill = counted
+        pool._reader._prefill = counted
         request = pool.submit(ids, max_new_tokens=3)
         steps = pool.run()
         next(steps)
@@ -279,8 +277,8 @@ def test_reading_does_not_hold_up_decoding():
     """Between two tokens of a sequence no more than a block of other prompts is read."""
     lm = model()
     pool, reads = Pool(lm, slots=4, block=8), []
-    read = pool._prefill
-    pool._prefill = lambda pieces: (reads.append(sum(n for _, n in pieces)), read(pieces))[1]
+    read = pool._reader._prefill
+    pool._reader._prefill = lambda pieces: (reads.append(sum(n for _, n in pieces)), read(pieces))[1]
     short = pool.submit([1, 2], max_new_tokens=30)
     between = []
     for request, _ in pool.run():
@@ -295,8 +293,8 @@ def test_reading_does_not_hold_up_decoding():
 
 def test_short_prompts_are_read_in_one_call():
     pool, reads = Pool(model("gated_deltanet"), slots=8, block=32), []
-    read = pool._prefill
-    pool._prefill = lambda pieces: (reads.append([n for _, n in pieces]), read(pieces))[1]
+    read = pool._reader._prefill
+    pool._reader._prefill = lambda pieces: (reads.append([n for _, n in pieces]), read(pieces))[1]
     for n in (5, 3, 9, 2):
         pool.submit(list(range(n)), max_new_tokens=2)
     drain(pool)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from linattn import mixers
-from linattn.generate import Pool, pool, reading, stream
+from linattn.generate import Pool, prompts, reading, stream
 from linattn.generate.reading import Batch, Batches
 from linattn.models import LanguageModel, LMConfig
 
@@ -39,7 +39,7 @@ def test_a_batch_equals_each_prompt_alone(mixer):
 def batched(monkeypatch):
     """Pools that read in batches on a CPU too; the rows of every batch read."""
     of, rows = Batches.of, []
-    monkeypatch.setattr(pool, "_batches", lambda model, fresh, block, slots, rows: Batches(model.model, fresh, block, slots))
+    monkeypatch.setattr(prompts, "_batches", lambda model, fresh, block, slots: Batches(model.model, fresh, block, slots))
     monkeypatch.setattr(Batches, "of", lambda self, pieces: rows.append(len(pieces)) or of(self, pieces))
     return rows
 
@@ -48,7 +48,7 @@ def batched(monkeypatch):
 def test_a_pool_that_reads_in_batches(mixer, batched):
     lm = model(mixer)
     mine = Pool(lm, slots=64, block=8, prefix_bytes=1 << 20)
-    most = mine._batches.rows(1)
+    most = mine._reader._batches.rows(1)
     first = [list(range(i, i + 2)) for i in range(12)]
     requests = [mine.submit(ids, max_new_tokens=3 + i) for i, ids in enumerate(first)]
     late = [[1, 2, 3, 4, 5, 6, 7, 8, 9, *range(i)] for i in (0, 3, 9)]  # 1 + 3, 1 + 3 and 2 + 3 pieces, with hits
@@ -63,7 +63,7 @@ def test_a_pool_that_reads_in_batches(mixer, batched):
 
 def test_a_batch_waits_for_rows_but_not_for_ever(batched):
     mine = Pool(model("gla"), slots=64, block=64)
-    most = mine._batches.rows(1)
+    most = mine._reader._batches.rows(1)
     long = mine.submit([1], max_new_tokens=100)
     steps, submitted, begun = [], [], []
     for request, _ in mine.run():

@@ -10,12 +10,14 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from linattn.generate import capacity
+from linattn.generate.deferral import Deferral
 from linattn.generate.fusion import on_gpu
 from linattn.generate.program import Program
 from linattn.generate.regions import compile_regions
@@ -133,9 +135,13 @@ class Step:
 
     ``buffers`` are a state, contiguous in memory, which the step updates in place; ``tokens`` [rows] int64, None: a new tensor. ``size``
     is the cache capacity: slots of each tensor with a slot per token, 0 if there is no such tensor or if the caller counts the slots.
+    ``deferral`` defers writes of states; ``state`` is then not up to date.
     """
 
-    def __init__(self, model: nn.Module, head: nn.Module, buffers: State, *, size: int = 0, tokens: Tensor | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, head: nn.Module, buffers: State, *, size: int = 0, tokens: Tensor | None = None,
+        deferral: Deferral | None = None,
+    ) -> None:  # fmt: skip
         with torch.inference_mode(mode=False), torch.no_grad():
             self._slots, self._size, self._used = capacity.slots_of(model), size, 0
             self._buffers = buffers
@@ -143,7 +149,9 @@ class Step:
             self.tokens = torch.zeros_like(buffers.position) if tokens is None else tokens
             self.ended = torch.zeros_like(self.tokens, dtype=torch.bool)
             inputs = [self.tokens, *self._leaves]
-            self._module = make_step_graph(self._function(model, head), inputs)
+            self._deferral = deferral
+            defer = {} if deferral is None else {"defer": partial(deferral.beside, inputs)}
+            self._module = make_step_graph(self._function(model, head), inputs, **defer)
             self._counters = [inputs[i] for i in self._module.meta["counters"]]
             computed = self._module.meta["computed"]
             if on_gpu(self.tokens) and COMPILES:  # elsewhere torch's compiler has no Triton
@@ -243,6 +251,8 @@ class Step:
             torch._foreach_copy_([old for old, _ in moved], [t for _, t in moved])
         if self._counters:
             torch._foreach_add_(self._counters, 1)
+        if self._deferral is not None:
+            self._deferral.count.add_(1)
         if not stops:
             self.tokens.copy_(chosen)
             return

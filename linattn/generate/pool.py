@@ -13,6 +13,7 @@ from torch import Tensor
 from linattn.arguments import described, whole
 from linattn.data.codec import Codec
 from linattn.generate import sampling
+from linattn.generate.deferral import MANY
 from linattn.generate.pending import Pending
 from linattn.generate.pool_lookup import PoolLookup
 from linattn.generate.prefixes import PrefixCache
@@ -73,7 +74,8 @@ class Pool:
             raise TypeError(f"codec must have stream(), as those of linattn.data have, but came as {described(codec)}")
         self._codec, self._device = codec, model.device
         self._fresh = fresh_state(model)
-        self._rows = Rows(model, self._fresh, self._slots, self._context)
+        defer = _defers(self._device, self._slots) and not flag("lookup", lookup)
+        self._rows = Rows(model, self._fresh, self._slots, self._context, defer=defer)
         self._prefixes = PrefixCache(whole("prefix_bytes", prefix_bytes, 0), self._block)
         self._waiting: deque[Prompt] = deque()
         self._reader = PromptReader(model, self._fresh, self._prefixes, self._slots, growing=self._rows.growing)
@@ -329,6 +331,11 @@ class Pool:
         total = tokens + (0 if state is None or not self._rows.growing else int(state.position))
         if self._rows.growing and total > self._context:
             raise ValueError(f"ids and max_new_tokens are {total} tokens, but a layer keeps every token and context={self._context}")
+
+
+def _defers(device: torch.device, slots: int) -> bool:
+    """True if the steps of a pool write states only every few tokens."""
+    return device.type == "cuda" and slots >= MANY
 
 
 def _is_request(request: Any) -> Request:

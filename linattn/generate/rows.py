@@ -21,6 +21,7 @@ from torch import Tensor
 from linattn.generate import capacity, captured
 from linattn.generate.capacity import TAKEN
 from linattn.generate.captured import Choice, Step
+from linattn.generate.deferral import Deferral
 from linattn.models.memory import require
 from linattn.state import State
 
@@ -36,20 +37,23 @@ def bucket(count: int, slots: int) -> int:
 class Rows:
     """States of ``slots`` sequences like the one-row state ``fresh``, and the next token of each, ``tokens`` [slots] int64.
 
-    ``context`` is the number of tokens that one row may read where layers keep every token.
+    ``context`` is the number of tokens that one row may read where layers keep every token. ``defer``: steps write states only every
+    few tokens.
     """
 
     @torch.inference_mode(mode=False)
     @torch.no_grad()
-    def __init__(self, model: Any, fresh: State, slots: int, context: int) -> None:
+    def __init__(self, model: Any, fresh: State, slots: int, context: int, *, defer: bool = False) -> None:
         self._model, self._slots = model, slots
         self.names = capacity.slots_of(model.model)
         self.growing = any(self.names)
         self._size = context + max(SPARE, context // 4) if self.growing else 0
         row = capacity.preallocated(fresh.to("meta"), self.names, self._size).nbytes
+        row += row // 6 if defer else 0
         require(slots * row, f"slots = {slots:,} states of {row:,} bytes")
         self._used, self._lengths = 0, [0] * slots
         self._buffers = capacity.preallocated(fresh.fork(slots), self.names, self._size)
+        self._deferral = Deferral(self._buffers) if defer else None
         self.tokens = torch.zeros_like(self._buffers.position)
         self._places: dict[int, list[dict[str, Tensor]]] = {}
         self._steps: dict[int, Callable[[], Tensor]] = {}
@@ -59,7 +63,7 @@ class Rows:
     @property
     def nbytes(self) -> int:
         """Bytes of the buffers."""
-        return self._buffers.nbytes
+        return self._buffers.nbytes + (0 if self._deferral is None else self._deferral.nbytes)
 
     def changed(self) -> bool:
         """True if weights or settings of the model have changed since the last call; captured steps are dropped then."""
@@ -82,13 +86,15 @@ class Rows:
                 places.append(own[name][self._used - length : self._used] if name in names else own[name])
                 values.append(t[0])
         torch._foreach_copy_(places, values)  # one launch for many layers
+        if kept := self._unwritten(row):
+            torch._foreach_zero_(kept)
         self._lengths[row] = length
 
     def read(self, row: int) -> State:
         """Copy of the state of ``row``."""
-        kept = slice(self._used - self._lengths[row], self._used)
+        own, kept = slice(row, row + 1), slice(self._used - self._lengths[row], self._used)
         return State(
-            {name: (t[row : row + 1, kept] if name in names else t[row : row + 1]).clone() for name, t in layer.items() if name != TAKEN}
+            {name: t[own, kept].clone() if name in names else self._copy(t, own) for name, t in layer.items() if name != TAKEN}
             for layer, names in zip(self._buffers.layers, self.names, strict=True)
         )
 
@@ -96,15 +102,15 @@ class Rows:
         """Copy of the states of the first ``count`` rows, with the slots of the longest; a shorter row's first slots are masked."""
         kept = slice(self._used - max(self._lengths[:count]), self._used)
         return State(
-            {name: (t[:count, kept] if name in names else t[:count]).clone() for name, t in layer.items() if name != TAKEN}
+            {name: t[:count, kept].clone() if name in names else self._copy(t, slice(count)) for name, t in layer.items() if name != TAKEN}
             for layer, names in zip(self._buffers.layers, self.names, strict=True)
         )
 
     def leave(self, row: int, last: int) -> None:
         """Move the row ``last`` to ``row``, and fill ``last`` with zeros."""
-        ends = [self.tokens[last], *(t for layer in self._places_of(last) for t in layer.values())]
+        ends = self._all_of(last)
         if row != last:
-            torch._foreach_copy_([self.tokens[row], *(t for layer in self._places_of(row) for t in layer.values())], ends)
+            torch._foreach_copy_(self._all_of(row), ends)
         torch._foreach_zero_(ends)
         self._lengths[row], self._lengths[last] = self._lengths[last], 0
         if not any(self._lengths):
@@ -144,6 +150,18 @@ class Rows:
             self._places[row] = [{name: t[row] for name, t in layer.items() if name != TAKEN} for layer in self._buffers.layers]
         return self._places[row]
 
+    def _all_of(self, row: int) -> list[Tensor]:
+        """Views of all that is kept of ``row``."""
+        return [self.tokens[row], *(t for layer in self._places_of(row) for t in layer.values()), *self._unwritten(row)]
+
+    def _unwritten(self, row: int) -> list[Tensor]:
+        """Views of the tokens of ``row`` that have not been written into its states."""
+        return [] if self._deferral is None else self._deferral.places(row)
+
+    def _copy(self, t: Tensor, rows: slice) -> Tensor:
+        """Copy of ``rows`` of the buffer ``t``, all tokens written."""
+        return t[rows].clone() if self._deferral is None else self._deferral.written(t, rows)
+
     def _tensors(self) -> list[Tensor]:
         """All tensors with a row per sequence; the slot counters are common to all rows."""
         return [t for layer in self._buffers.layers for name, t in layer.items() if name != TAKEN]
@@ -168,22 +186,32 @@ class Rows:
     def _step(self, n: int) -> Callable[[], Tensor]:
         """Step of the first ``n`` rows: captured if possible, else by the model's own code. The states are unchanged."""
         views = State({name: t[:n] for name, t in layer.items()} for layer in self._buffers.layers)
-        tokens = self.tokens[:n]
+        tokens, deferral = self.tokens[:n], self._deferral
+        if deferral is not None:
+            deferral.flush()
         if captured.refusal(self._model) is None:
             inputs = [tokens, *(t for layer in views.layers for t in layer.values())]
             before = [t.clone() for t in inputs]
             try:
-                return _captured(self._model, views, tokens)
+                return _captured(self._model, views, tokens, deferral)
             except captured.UNTRACEABLE:
                 pass
             finally:
                 torch._foreach_copy_(inputs, before)
-        return lambda: _written(self._model, views, tokens)
+                if deferral is not None:
+                    deferral.clear()
+
+        def written() -> Tensor:
+            if deferral is not None:
+                deferral.flush()
+            return _written(self._model, views, tokens)
+
+        return written
 
 
-def _captured(model: Any, views: State, tokens: Tensor) -> Callable[[], Tensor]:
+def _captured(model: Any, views: State, tokens: Tensor, deferral: Deferral | None) -> Callable[[], Tensor]:
     """Captured step on ``views``, which overwrites them."""
-    step = Step(model.model, model.lm_head, views, tokens=tokens)
+    step = Step(model.model, model.lm_head, views, tokens=tokens, deferral=deferral)
     logits: list[Tensor] = []
 
     def choose(now: Tensor) -> Tensor:
@@ -194,6 +222,8 @@ def _captured(model: Any, views: State, tokens: Tensor) -> Callable[[], Tensor]:
 
     def run() -> Tensor:
         step.run()
+        if deferral is not None:
+            deferral.stepped()
         return logits[0]
 
     return run

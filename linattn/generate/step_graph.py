@@ -23,22 +23,30 @@ from linattn.generate import fusion
 from linattn.generate.fusion import Node, calls, constant, fuse, is_node
 from linattn.ops.convolution_step import step_
 from linattn.ops.inputs import Flat
+from linattn.ops.torch import deferred as portable
+from linattn.ops.torch.deferred import Deferred
 
 aten = torch.ops.aten
 _CALL = "call_function"
 
 
-def make_step_graph(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]) -> fx.GraphModule:
+Defer = Callable[[int, Flat], Deferred | None]  # number of an input that is a state, and a call that updates it
+
+
+def make_step_graph(
+    function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor], defer: Defer = lambda number, call: None
+) -> fx.GraphModule:
     """Trace ``function(*examples)`` without running it; the last outputs are states, in the order of the last inputs.
 
     An output that is its own input is updated in place. ``meta["counters"]`` holds the numbers of the inputs that only grow by one.
+    ``defer`` returns the tokens beside a state whose writes are deferred, None for states that are written at each step.
     """
     with torch.no_grad():
         module = make_fx(function, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True)(*examples)
     _refuse_writing(module.graph)
     _drop_casts(module.graph)
     _fold_constants(module)
-    _write_in_place(module.graph)
+    _write_in_place(module, defer)
     _convolve_in_place(module.graph)
     _append_in_place(module.graph)
     module.meta["counters"] = _counters(module)
@@ -133,8 +141,19 @@ def step_in_place(*arguments: Any) -> tuple[Tensor, Tensor | None]:
     return o, denominator
 
 
-def _write_in_place(graph: fx.Graph) -> None:
+def deferred_step_in_place(*arguments: Any) -> tuple[Tensor, None]:
+    """:func:`step_in_place` with deferred writes: the first 13 arguments are those of the operator, the others a :class:`Deferred`."""
+    call, deferred = Flat(*arguments[:13]), Deferred(*arguments[13:])
+    if fusion.on_gpu(call.v):
+        from linattn.ops.triton.deferred import step_
+
+        return step_(call, deferred), None
+    return portable.step_(call, deferred), None
+
+
+def _write_in_place(module: fx.GraphModule, defer: Defer) -> None:
     """Let the recurrence update a state in place if no other node reads the state before or after."""
+    graph = module.graph
     placeholders, end = _ends(graph)
     outputs = list(end.args[0])
     for node in [n for n in graph.nodes if n.op == _CALL and str(n.target) in _RECURRENCES]:
@@ -144,7 +163,9 @@ def _write_in_place(graph: fx.Graph) -> None:
         if not states or not all(_only_carried(old, new, placeholders, outputs, end) for old, new in states):
             continue
         with graph.inserting_before(node):
-            step = graph.call_function(step_in_place, node.args)
+            deferred = _deferred(module, node, placeholders, defer)
+            target = step_in_place if deferred is None else deferred_step_in_place
+            step = graph.call_function(target, node.args if deferred is None else (*node.args[:13], *deferred))
         for i, place in enumerate(places[:2]):
             if place in results:
                 results[place].args = (step, i)
@@ -153,6 +174,22 @@ def _write_in_place(graph: fx.Graph) -> None:
             new.replace_all_uses_with(old)
         outputs = list(end.args[0])
     graph.eliminate_dead_code()
+
+
+def _deferred(module: fx.GraphModule, node: Node, placeholders: list[Node], defer: Defer) -> list[Node | None] | None:
+    """Constants of the tokens beside the state that ``node`` updates; None if its writes are not deferred."""
+    if node.args[_STATES[0]] not in placeholders:
+        return None
+    call = Flat(*fx.node.map_arg(node.args[:13], lambda n: n.meta["val"]))
+    kept = defer(placeholders.index(node.args[_STATES[0]]), call)
+    if kept is None:
+        return None
+    found: list[Node | None] = []
+    for name, t in zip(kept._fields, kept, strict=True):
+        if t is not None:
+            module.register_buffer(f"_{name}_{node.name}", t, persistent=False)
+        found.append(None if t is None else constant(module.graph, f"_{name}_{node.name}", t))
+    return found
 
 
 def _convolve_in_place(graph: fx.Graph) -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from linattn import mixers
-from linattn.generate import Pool, PoolFullError, rows, stream
+from linattn.generate import Pool, PoolFullError, deferral, rows, stream
+from linattn.generate import pool as pools
 from linattn.generate import prompts as reader
 from linattn.generate.reading import Batches
 from linattn.models import LanguageModel, LMConfig
@@ -32,7 +33,9 @@ def prompts(count: int, longest: int = 14, seed: int = 0) -> list[list[int]]:
 
 @pytest.fixture(params=["at once", "ahead", "in batches"])
 def ahead(request, monkeypatch):
-    """Tokens taken in at once, as on a CPU, or a step later, as on a GPU, where prompts are also read in batches, part by part."""
+    """Tokens taken in at once, as on a CPU, or a step later, as on a GPU, where prompts are also read in batches, part by part, and
+    states are written only every few steps.
+    """
     made = Pool.__init__
 
     def init(self, *args, **kwargs):
@@ -40,6 +43,8 @@ def ahead(request, monkeypatch):
         self._ahead = int(request.param != "at once")
 
     if request.param == "in batches":
+        monkeypatch.setattr(pools, "_defers", lambda device, slots: True)
+        monkeypatch.setattr(deferral, "SLOTS", 3)
         monkeypatch.setattr(reader, "_batches", lambda model, fresh, block, slots: Batches(model.model, fresh, block, slots))
 
     monkeypatch.setattr(Pool, "__init__", init)
@@ -316,8 +321,11 @@ def test_a_full_queue_is_an_error_and_not_memory():
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", [{}, {"temperature": 1.0, "top_k": 9}])
 @pytest.mark.parametrize("mixer", ["gla", "gated_deltanet", "mamba2", "rwkv7", "gla, softmax"])
-def test_on_a_gpu(mixer, how):
-    """CUDA graphs of several numbers of rows, a step in flight, forks and cancellation."""
+@pytest.mark.parametrize("defers", [False, True])
+def test_on_a_gpu(mixer, how, defers, monkeypatch):
+    """CUDA graphs of several numbers of rows, a step in flight, forks, cancellation, and states written every few steps."""
+    monkeypatch.setattr(pools, "_defers", lambda device, slots: defers)
+    monkeypatch.setattr(deferral, "SLOTS", 3)
     lm = model(mixer).cuda()
     pool, given = Pool(lm, slots=5, prefix_bytes=1 << 22, block=8), prompts(12, 30)
     requests = [pool.submit(ids, max_new_tokens=3 + i % 9, seed=i, **how) for i, ids in enumerate(given)]

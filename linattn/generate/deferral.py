@@ -1,0 +1,93 @@
+"""Deferred writes of the states of a pool's rows: a step reads each state and writes it only every few tokens.
+
+At many rows the states are most of what a step moves. See linattn/ops/torch/deferred.py for the recurrence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from linattn.generate.fusion import on_gpu
+from linattn.ops.inputs import Flat
+from linattn.ops.torch import deferred as portable
+from linattn.ops.torch.deferred import Deferred
+from linattn.state import State
+
+SLOTS = 12  # steps between two writes: more tokens take as long to read as the writes that they save
+MANY = 64  # least rows for which writes are deferred
+
+
+class Deferral:
+    """Tokens that the rows of ``buffers`` have read and that have not been written into their states, all written at the same steps.
+
+    A row's share of them is ``places``: tensors that are copied with the row, and zero where a row has read none.
+    """
+
+    @torch.inference_mode(mode=False)
+    def __init__(self, buffers: State) -> None:
+        self._leaves = [t for layer in buffers.layers for t in layer.values()]
+        self.count = torch.zeros(1, dtype=torch.int64, device=buffers.position.device)
+        self.used = 0  # the same on the host, modulo SLOTS
+        self._beside: dict[int, Deferred] = {}  # by the addresses of states
+        self._places: dict[int, list[Tensor]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tokens."""
+        return sum(t.nbytes for t in self._tensors())
+
+    @torch.inference_mode(mode=False)
+    def beside(self, inputs: Sequence[Tensor], number: int, call: Flat) -> Deferred | None:
+        """Tokens beside the state that is input ``number`` of a step and the first rows of a buffer; None if it is written at each step."""
+        views = inputs[number]
+        place = views.data_ptr()
+        if _refusal(call, views) is not None or all(t.data_ptr() != place for t in self._leaves):
+            return None
+        if place not in self._beside:
+            rows = next(len(t) for t in self._leaves if t.data_ptr() == place)
+            self._beside[place] = portable.empty(call, rows, SLOTS, self.count)
+            self._places.clear()
+        return self._beside[place].rows(slice(len(views)))
+
+    def places(self, row: int) -> list[Tensor]:
+        """Views of the tokens of ``row``."""
+        if row not in self._places:
+            self._places[row] = [t[row] for t in self._tensors()]
+        return self._places[row]
+
+    def stepped(self) -> None:
+        """Count a step, which the device has counted by itself."""
+        self.used = (self.used + 1) % SLOTS
+
+    def written(self, buffer: Tensor, rows: slice) -> Tensor:
+        """Copy of ``rows`` of a ``buffer`` with all of their tokens written into it."""
+        kept = self._beside.get(buffer.data_ptr())
+        return buffer[rows].clone() if kept is None or not self.used else portable.written(buffer[rows], kept.rows(rows), self.used)
+
+    @torch.inference_mode(mode=False)
+    def flush(self) -> None:
+        """Write all tokens into the states."""
+        for buffer in self._leaves if self.used else ():
+            if buffer.data_ptr() in self._beside:
+                buffer.copy_(self.written(buffer, slice(None)))
+        self.clear()
+
+    @torch.inference_mode(mode=False)
+    def clear(self) -> None:
+        """Drop all tokens."""
+        self.used = 0
+        torch._foreach_zero_([self.count, *self._tensors()])
+
+    def _tensors(self) -> list[Tensor]:
+        return [t for kept in self._beside.values() for t in kept[:3] if t is not None]
+
+
+def _refusal(call: Flat, state: Tensor) -> str | None:
+    if not on_gpu(state):
+        return portable.refusal(call)
+    from linattn.ops.triton.deferred import refusal
+
+    return refusal(call)

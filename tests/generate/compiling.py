@@ -28,7 +28,8 @@ def kernels() -> list[dict]:
     from linattn.ops import checks, gpu
     from linattn.ops.inputs import Given
     from linattn.ops.torch.linears import Norm
-    from linattn.ops.triton import convolution_step, decode, launch, linears
+    from linattn.ops.torch.deferred import empty
+    from linattn.ops.triton import convolution_step, decode, deferred, launch, linears
 
     triton.runtime.driver.set_active(Driver(90))
     gpu.capability = lambda device: (9, 0)
@@ -64,6 +65,11 @@ def kernels() -> list[dict]:
     inputs, _ = checks.call(Given(q, q, v, decay=decay, beta=decay, initial_state=state, return_state=True))
     object.__setattr__(inputs, "initial", state.as_subclass(OnGpu))
     decode.step_(inputs, overlapped=True)
+    wide = torch.zeros(1, 4, 128, 128)
+    for rank, rule in (((1, 1, 4), {"beta": decay}), ((1, 1, 4, 128), {})):
+        q, v = half(1, 1, 2, 128), half(1, 1, 4, 128)
+        call = checks.call(Given(q, q, v, decay=torch.zeros(rank), **rule, initial_state=wide, return_state=True))[0].flat
+        deferred.step_(call._replace(v=v.as_subclass(OnGpu)), empty(call, 1, 12, torch.zeros(1, dtype=torch.int64)))
     return compiled
 
 

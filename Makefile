@@ -21,7 +21,7 @@ GPU_PYTHON = $(or $(PYTHON),$(BIN)/python)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native browser emulator figures teacher demo serve test test-all test-slow test-serve test-arm test-gpu test-targets test-machines lint format \
+.PHONY: help venv native browser emulator figures teacher demo venv-serve serve test test-all test-slow test-serve test-arm test-gpu test-targets test-machines lint format \
 	docs dist stubs lock lock-serve clean
 .DELETE_ON_ERROR:
 
@@ -67,6 +67,9 @@ $(SERVE_READY):
 
 $(SERVE_OUT)/config.json: | native
 	$(BIN)/linattn train --mixer gated_deltanet --dim 64 --layers 4 --steps 300 --out $(SERVE_OUT)
+
+venv-serve: $(SERVE_READY) ## the environment .venv-serve with vLLM's build for CPUs in it (3 GB; CPython 3.11, Linux x86-64)
+	@echo "$(SERVE) is ready"
 
 serve: $(SERVE_READY) $(SERVE_OUT)/config.json ## a small model behind vLLM's OpenAI endpoint, with a key; ends with a streamed answer (3 GB; CPython 3.11, Linux x86-64)
 	$(SERVE)/bin/python -m linattn.vllm $(SERVE_OUT)

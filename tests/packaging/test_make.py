@@ -17,7 +17,7 @@ case "$*" in
 esac
 """
 
-OUTER = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "PYTHON", "TORCH_INDEX", "DEMO_ARGS", "TEST_ARGS", "LINATTN_SERVE")
+OUTER = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "PYTHON", "TORCH_INDEX", "DEMO_ARGS", "TEST_ARGS")
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in OUTER}  # `make test` must not leak into the make it tests
 
 
@@ -112,21 +112,27 @@ def test_the_continuous_check_can_be_run():
 
 
 @pytest.mark.parametrize("serve", [False, True])
-@pytest.mark.parametrize("fails", [None, "test", "test-machines", "test-slow", "test-arm", "demo"])
+@pytest.mark.parametrize("fails", [None, "test", "test-machines", "test-slow", "test-arm", "test-serve", "demo"])
 def test_the_continuous_check_fails_with_either_and_ends_with_the_count(tmp_path, fails, serve):
     (tmp_path / ".ci").mkdir()
     script = tmp_path / ".ci" / "run"
     script.write_text((ROOT / ".ci" / "run").read_text())
     count = "===== 7 passed, 1 skipped in 3.21s ====="
     rules = {"test": f"echo '{count}'", "test-machines": "echo '$(MACHINES_ARGS)'", "test-slow": "echo slow"}
-    rules |= {"emulator": "true", "test-arm": "echo arm", "test-serve": "echo serve", "demo": "echo '$(DEMO_ARGS)'"}
+    rules |= {
+        "emulator": "true",
+        "test-arm": "echo arm",
+        "venv-serve": "true" if serve else "false",
+        "test-serve": "echo serve",
+        "demo": "echo '$(DEMO_ARGS)'",
+    }
     (tmp_path / "Makefile").write_text("".join(f"{target}:\n\t@{'false' if target == fails else rule}\n" for target, rule in rules.items()))
-    environment = ENVIRONMENT | ({"LINATTN_SERVE": "1"} if serve else {})
-    done = subprocess.run(["bash", script], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", script], env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     assert serve or fails or "DID NOT RUN" in done.stderr
     said = [line for line in done.stdout.splitlines() if not line.startswith("make")]
     wanted = {"test": [count], "test-machines": ["--slice"], "test-slow": ["slow"], "test-arm": ["arm"]}
     wanted |= ({"test-serve": ["serve"]} if serve else {}) | {"demo": ["--quick --steps 12"]}
+    fails = fails if fails in wanted else None
     before = [line for target in list(wanted)[: None if fails is None else list(wanted).index(fails)] for line in wanted[target]]
     assert (done.returncode == 0) == (fails is None)
     assert said == (before if fails else [*before, count])

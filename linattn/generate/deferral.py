@@ -23,7 +23,7 @@ MANY = 64  # least rows for which writes are deferred
 class Deferral:
     """Tokens that the rows of ``buffers`` have read and that have not been written into their states, all written at the same steps.
 
-    A row's share of them is ``places``: tensors that are copied with the row, and zero where a row has read none.
+    The rows of ``tensors`` are moved with those of the states, and are zero where a row has read none.
     """
 
     @torch.inference_mode(mode=False)
@@ -32,12 +32,11 @@ class Deferral:
         self.count = torch.zeros(1, dtype=torch.int64, device=buffers.position.device)
         self.used = 0  # the same on the host, modulo SLOTS
         self._beside: dict[int, Deferred] = {}  # by the addresses of states
-        self._places: dict[int, list[Tensor]] = {}
 
     @property
     def nbytes(self) -> int:
         """Bytes of the tokens."""
-        return sum(t.nbytes for t in self._tensors())
+        return sum(t.nbytes for t in self.tensors)
 
     @torch.inference_mode(mode=False)
     def beside(self, inputs: Sequence[Tensor], number: int, call: Flat) -> Deferred | None:
@@ -49,14 +48,12 @@ class Deferral:
         if place not in self._beside:
             rows = next(len(t) for t in self._leaves if t.data_ptr() == place)
             self._beside[place] = portable.empty(call, rows, SLOTS, self.count)
-            self._places.clear()
         return self._beside[place].rows(slice(len(views)))
 
-    def places(self, row: int) -> list[Tensor]:
-        """Views of the tokens of ``row``."""
-        if row not in self._places:
-            self._places[row] = [t[row] for t in self._tensors()]
-        return self._places[row]
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Keys, values and decays; more after the capture of a step."""
+        return [t for kept in self._beside.values() for t in kept[:3] if t is not None]
 
     def stepped(self) -> None:
         """Count a step, which the device has counted by itself."""
@@ -79,10 +76,7 @@ class Deferral:
     def clear(self) -> None:
         """Drop all tokens."""
         self.used = 0
-        torch._foreach_zero_([self.count, *self._tensors()])
-
-    def _tensors(self) -> list[Tensor]:
-        return [t for kept in self._beside.values() for t in kept[:3] if t is not None]
+        torch._foreach_zero_([self.count, *self.tensors])
 
 
 def _refusal(call: Flat, state: Tensor) -> str | None:

@@ -14,6 +14,7 @@ from linattn.arguments import described, whole
 from linattn.data.codec import Codec
 from linattn.generate import sampling
 from linattn.generate.deferral import MANY
+from linattn.generate.packing import Packed
 from linattn.generate.pending import Pending
 from linattn.generate.pool_lookup import PoolLookup
 from linattn.generate.prefixes import PrefixCache
@@ -79,7 +80,7 @@ class Pool:
         self._prefixes = PrefixCache(whole("prefix_bytes", prefix_bytes, 0), self._block)
         self._waiting: deque[Prompt] = deque()
         self._reader = PromptReader(model, self._fresh, self._prefixes, self._slots, growing=self._rows.growing)
-        self._ready: deque[tuple[Request, State, Tensor]] = deque()  # their state and next token, waiting for a slot
+        self._ready: deque[tuple[Request, State | Packed, Tensor]] = deque()  # their state and next token, waiting for a slot
         self._active: list[Request] = []  # in the order of their rows
         self._pending: deque[Pending] = deque()  # tokens that are computed and not yet copied to the host
         self._found: deque[tuple[Request, int]] = deque()  # tokens that run() has not yielded yet

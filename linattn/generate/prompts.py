@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from linattn.generate import captured
+from linattn.generate.packing import Packed
 from linattn.generate.prefixes import PrefixCache
 from linattn.generate.reading import PATIENCE, Batches, FirstTokens, Reading
 from linattn.generate.request import Prompt
@@ -112,7 +113,8 @@ class PromptReader:
             if prompt.done == len(prompt.ids):
                 ended.append((prompt, last))
             elif prompt.keys:
-                self._prefixes.put(prompt.keys[prompt.done // self._block - 1], prompt.state.clone())
+                state = prompt.state.state() if isinstance(prompt.state, Packed) else prompt.state
+                self._prefixes.put(prompt.keys[prompt.done // self._block - 1], state.clone())
         head: Any = self._model.lm_head
         together = self._batches is not None and bool(ended)  # on a CPU each alone, for the same bits whatever is read beside it
         logits = head(torch.cat([last for _, last in ended])).split(1) if together else [head(last) for _, last in ended]

@@ -15,16 +15,17 @@ import torch
 from torch import Tensor
 
 from linattn.generate import captured
+from linattn.generate.packing import ALIGNED, Packed, Packing
 from linattn.generate.pending import Pending
 from linattn.generate.request import Prompt, Request
 from linattn.generate.sampling import sample
 from linattn.state import State
 
 ROWS = 16  # most rows of a batch of short pieces
-PARTS = 4  # of the layers, one between two steps
+PARTS = 8  # of the layers, one between two steps
 PATIENCE = 16  # steps that a batch may wait for more rows: reading one row costs a GPU about as much as reading eight
 
-Piece = tuple[Sequence[int], State | None]  # tokens, and the state before them; None: the fresh one
+Piece = tuple[Sequence[int], State | Packed | None]  # tokens, and the state before them; None: the fresh one
 
 
 class Batch:
@@ -36,8 +37,11 @@ class Batch:
     @torch.inference_mode(mode=False)
     @torch.no_grad()
     def __init__(self, model: Any, fresh: State, rows: int, tokens: int) -> None:
-        self._model, self._fresh = model, fresh.fork(rows)
-        self._states = self._fresh.clone()
+        self._model = model
+        self._states = State([{name: t.contiguous() for name, t in layer.items()} for layer in fresh.fork(rows).clone().layers])
+        self._given = Packing(self._states.layers)
+        self._fresh = self._given.pack(0, 1)[0].bytes.expand(rows, -1)
+        self._found: Packing | None = None  # what the last layers have left, at the same addresses after each run of CUDA graphs
         self._input = torch.ones(rows, 1 + tokens, dtype=torch.int64, device=fresh.position.device)  # the number of tokens, then the tokens
         self._last = torch.empty(0)
         self._before: dict[int, tuple[Tensor, dict[str, Tensor | None]]] = {}  # what the layers before this one have left
@@ -54,21 +58,27 @@ class Batch:
         width = self._input.shape[1]
         lines = [[len(ids), *ids, *[0] * (width - 1 - len(ids))] for ids, _ in pieces]
         self._input[: len(pieces)].copy_(torch.tensor(lines), non_blocking=True)
-        torch._foreach_copy_(_tensors(self._states), _tensors(self._fresh))
-        begun = [(i, state) for i, (_, state) in enumerate(pieces) if state is not None]
-        if begun:
-            own = [t for i, _ in begun for t in _tensors(self._states, i)]
-            torch._foreach_copy_(own, [t for _, state in begun for t in _tensors(state)])
+        self._given.unpack(self._fresh, 0)
+        for i, (_, state) in enumerate(pieces):
+            if isinstance(state, Packed):
+                self._given.unpack(state.bytes[None], i)
+            elif state is not None:
+                named = zip(self._states.layers, state.layers, strict=True)
+                torch._foreach_copy_(self._given.views(i), [layer[name][0] for own, layer in named for name in own])
         self._taken = len(pieces)
         return self._parts
 
     @torch.inference_mode(mode=False)
     @torch.no_grad()
-    def results(self) -> tuple[Tensor, list[State]]:
+    def results(self) -> tuple[Tensor, list[Packed]]:
         """Copies of the last hidden states [n, D] of the pieces that have been read, and of the states after them."""
-        parts = [{name: t[: self._taken].clone().split(1) for name, t in layer.items()} for new in self._new.values() for layer in new]
-        rows = [State({name: split[i] for name, split in layer.items()} for layer in parts) for i in range(self._taken)]
-        return self._last[: self._taken].clone(), rows
+        found = self._found
+        if found is None:
+            new = (layer for part in self._new.values() for layer in part)
+            found = Packing([{name: layer[name] for name in own} for own, layer in zip(self._states.layers, new, strict=True)])
+        if self._input.is_cuda:
+            self._found = found
+        return self._last[: self._taken].clone(), found.pack(0, self._taken)
 
     def _part(self, layers: range) -> Callable[[], None]:
         """Call that runs ``layers`` on what the layers before them have left."""
@@ -84,7 +94,8 @@ class Batch:
         count, ids, model = self._input[:, 0].contiguous(), self._input[:, 1:], self._model
         x, shared = self._before[layers.start] if layers.start else (model.entered(model.embedding(ids)), {})
         shared = dict(shared)
-        x, self._new[layers.start] = model.run_layers(layers, x, self._states, shared, return_state=True, mask=count)
+        x, new = model.run_layers(layers, x, self._states, shared, return_state=True, mask=count)
+        self._new[layers.start] = [{name: _dense(t) for name, t in layer.items()} for layer in new]
         self._before[layers.stop] = x, shared
         if layers.stop == len(model.layers):
             hidden = model.joined(x)
@@ -92,9 +103,9 @@ class Batch:
             self._last = hidden.gather(1, last)[:, 0]
 
 
-def _tensors(state: State, row: int | None = None) -> list[Tensor]:
-    """Tensors of all rows, or of one."""
-    return [t if row is None else t[row : row + 1] for layer in state.layers for t in layer.values()]
+def _dense(t: Tensor) -> Tensor:
+    """``t`` or a copy, contiguous and at an address that whole words can be copied from."""
+    return t if t.is_contiguous() and t.data_ptr() % ALIGNED == 0 else t.clone(memory_format=torch.contiguous_format)
 
 
 class Batches:

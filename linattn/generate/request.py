@@ -9,6 +9,7 @@ import torch
 
 from linattn.arguments import described
 from linattn.data.codec import Codec
+from linattn.generate.packing import Packed
 from linattn.generate.sampling import Sampling
 from linattn.state import State
 
@@ -131,6 +132,6 @@ class Prompt:
 
     requests: list[Request]
     ids: Sequence[int]
-    state: State
+    state: State | Packed
     keys: list[bytes]
     done: int = 0

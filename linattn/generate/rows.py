@@ -22,6 +22,7 @@ from linattn.generate import capacity, captured
 from linattn.generate.capacity import TAKEN
 from linattn.generate.captured import Choice, Step
 from linattn.generate.deferral import Deferral
+from linattn.generate.packing import Packed, Packing
 from linattn.models.memory import require
 from linattn.state import State
 
@@ -55,7 +56,8 @@ class Rows:
         self._buffers = capacity.preallocated(fresh.fork(slots), self.names, self._size)
         self._deferral = Deferral(self._buffers) if defer else None
         self.tokens = torch.zeros_like(self._buffers.position)
-        self._places: dict[int, list[dict[str, Tensor]]] = {}
+        self._layers = [{name: t for name, t in layer.items() if name != TAKEN} for layer in self._buffers.layers]
+        self._packing = Packing(self._layers, [self.tokens])
         self._steps: dict[int, Callable[[], Tensor]] = {}
         self._spared: Counter[int] = Counter()  # by number of rows, steps of more rows in place of it
         self._weights: Any = None
@@ -73,21 +75,26 @@ class Rows:
             self._spared.clear()
         return before is not None and before != self._weights
 
-    def write(self, row: int, state: State, token: Tensor) -> None:
+    def write(self, row: int, state: State | Packed, token: Tensor) -> None:
         """Put the one-row ``state`` and its next ``token`` [1] into ``row``; its old contents are overwritten."""
+        if self._deferral is not None:
+            self._packing.move(row, row)  # without the tokens of a sequence that had this row before
+        if isinstance(state, Packed):
+            self._packing.unpack(state.bytes[None], row)
+            self.tokens[row : row + 1].copy_(token)
+            return
         length = capacity.taken(state, self.names) or 0
         if length > self._used:
             self._shift(length)
-        places, values = [self.tokens[row]], [token[0]]
-        for own, layer, names in zip(self._places_of(row), state.layers, self.names, strict=True):
-            for name, t in layer.items():
+        *own, place = self._packing.views(row)[: 1 + sum(map(len, self._layers))]
+        places, values, views = [place], [token[0]], iter(own)
+        for there, layer, names in zip(self._layers, state.layers, self.names, strict=True):
+            for name, view in zip(there, views, strict=False):
                 if name in names:
-                    own[name].zero_()
-                places.append(own[name][self._used - length : self._used] if name in names else own[name])
-                values.append(t[0])
-        torch._foreach_copy_(places, values)  # one launch for many layers
-        if kept := self._unwritten(row):
-            torch._foreach_zero_(kept)
+                    view.zero_()
+                places.append(view[self._used - length : self._used] if name in names else view)
+                values.append(layer[name][0])
+        torch._foreach_copy_(places, values)
         self._lengths[row] = length
 
     def read(self, row: int) -> State:
@@ -108,10 +115,7 @@ class Rows:
 
     def leave(self, row: int, last: int) -> None:
         """Move the row ``last`` to ``row``, and fill ``last`` with zeros."""
-        ends = self._all_of(last)
-        if row != last:
-            torch._foreach_copy_(self._all_of(row), ends)
-        torch._foreach_zero_(ends)
+        self._packing.move(last, row)
         self._lengths[row], self._lengths[last] = self._lengths[last], 0
         if not any(self._lengths):
             self._use(0)
@@ -144,27 +148,13 @@ class Rows:
             return n if self._spared[n] > SMALLER.get(self.tokens.device.type, 0) else min(larger)
         return bucket(max(count, soon), self._slots)
 
-    def _places_of(self, row: int) -> list[dict[str, Tensor]]:
-        """Views of ``row`` in the buffers, made once: a view of each of many layers takes Python long."""
-        if row not in self._places:
-            self._places[row] = [{name: t[row] for name, t in layer.items() if name != TAKEN} for layer in self._buffers.layers]
-        return self._places[row]
-
-    def _all_of(self, row: int) -> list[Tensor]:
-        """Views of all that is kept of ``row``."""
-        return [self.tokens[row], *(t for layer in self._places_of(row) for t in layer.values()), *self._unwritten(row)]
-
-    def _unwritten(self, row: int) -> list[Tensor]:
-        """Views of the tokens of ``row`` that have not been written into its states."""
-        return [] if self._deferral is None else self._deferral.places(row)
+    def _tensors(self) -> list[Tensor]:
+        """All tensors with a row per sequence; the slot counters are common to all rows."""
+        return [t for layer in self._layers for t in layer.values()]
 
     def _copy(self, t: Tensor, rows: slice) -> Tensor:
         """Copy of ``rows`` of the buffer ``t``, all tokens written."""
         return t[rows].clone() if self._deferral is None else self._deferral.written(t, rows)
-
-    def _tensors(self) -> list[Tensor]:
-        """All tensors with a row per sequence; the slot counters are common to all rows."""
-        return [t for layer in self._buffers.layers for name, t in layer.items() if name != TAKEN]
 
     def _use(self, used: int) -> None:
         self._used = used
@@ -193,13 +183,14 @@ class Rows:
             inputs = [tokens, *(t for layer in views.layers for t in layer.values())]
             before = [t.clone() for t in inputs]
             try:
-                return _captured(self._model, views, tokens, deferral)
+                return self._captured(views, tokens)
             except captured.UNTRACEABLE:
                 pass
             finally:
                 torch._foreach_copy_(inputs, before)
                 if deferral is not None:
                     deferral.clear()
+                    self._packing = Packing(self._layers, [self.tokens, *deferral.tensors])
 
         def written() -> Tensor:
             if deferral is not None:
@@ -208,25 +199,24 @@ class Rows:
 
         return written
 
+    def _captured(self, views: State, tokens: Tensor) -> Callable[[], Tensor]:
+        """Captured step on ``views``, which overwrites them."""
+        step = Step(self._model.model, self._model.lm_head, views, tokens=tokens, deferral=self._deferral)
+        logits: list[Tensor] = []
 
-def _captured(model: Any, views: State, tokens: Tensor, deferral: Deferral | None) -> Callable[[], Tensor]:
-    """Captured step on ``views``, which overwrites them."""
-    step = Step(model.model, model.lm_head, views, tokens=tokens, deferral=deferral)
-    logits: list[Tensor] = []
+        def choose(now: Tensor) -> Tensor:
+            logits[:] = [now]  # on a GPU the graph's own memory, which every replay overwrites
+            return now.argmax(-1)
 
-    def choose(now: Tensor) -> Tensor:
-        logits[:] = [now]  # on a GPU the graph's own memory, which every replay overwrites
-        return now.argmax(-1)
+        step.start(Choice(choose, "pool"))
 
-    step.start(Choice(choose, "pool"))
+        def run() -> Tensor:
+            step.run()
+            if self._deferral is not None:
+                self._deferral.stepped()
+            return logits[0]
 
-    def run() -> Tensor:
-        step.run()
-        if deferral is not None:
-            deferral.stepped()
-        return logits[0]
-
-    return run
+        return run
 
 
 def _written(model: Any, views: State, tokens: Tensor) -> Tensor:

@@ -27,8 +27,8 @@ class OnGpu(torch.Tensor):
 def kernels() -> list[dict]:
     from linattn.ops import checks, gpu
     from linattn.ops.inputs import Given
-    from linattn.ops.torch.linears import Norm
     from linattn.ops.torch.deferred import empty
+    from linattn.ops.torch.linears import Norm
     from linattn.ops.triton import convolution_step, decode, deferred, launch, linears
 
     triton.runtime.driver.set_active(Driver(90))
@@ -70,6 +70,10 @@ def kernels() -> list[dict]:
         q, v = half(1, 1, 2, 128), half(1, 1, 4, 128)
         call = checks.call(Given(q, q, v, decay=torch.zeros(rank), **rule, initial_state=wide, return_state=True))[0].flat
         deferred.step_(call._replace(v=v.as_subclass(OnGpu)), empty(call, 1, 12, torch.zeros(1, dtype=torch.int64)))
+    from linattn.ops.triton import rows
+
+    rows.rows_kernel[(1, 1)](torch.zeros(1, 5, dtype=torch.int64), torch.zeros(16, dtype=torch.uint8), 1, 2, 16, BLOCK=4096, WORD=4,
+                             PACK=False, UNPACK=False, MOVE=True, CLEAR=True, num_warps=8)  # fmt: skip
     return compiled
 
 

@@ -179,7 +179,7 @@ def test_a_poisoned_slot_shows_in_no_other_row(options, seen, ahead):
     pool, given = Pool(lm, slots=4, block=4), prompts(6)
 
     def poison():
-        for t in pool._rows._tensors():
+        for t in (*pool._rows._tensors(), *(pool._rows._deferral.tensors if pool._rows._deferral else ())):
             if t.is_floating_point():
                 t[len(pool._active) :] = torch.nan
 

@@ -24,14 +24,14 @@ def test_a_batch_equals_each_prompt_alone(mixer):
     fresh = lm(torch.zeros(1, 0, dtype=torch.int64), return_state=True)[1]
     batch, states = Batch(lm, fresh, 4, 5), [None] * 3
     for given in (IDS, THEN):
-        before = [fresh if state is None else state for state in states]
+        before = [fresh if state is None else state.state() for state in states]
         for part in batch.begin(list(zip(given, states, strict=True))):
             part()
         hidden, states = batch.results()
         for i, ids in enumerate(given):
             alone, state = lm(torch.tensor([ids]), before[i], return_state=True)
             torch.testing.assert_close(hidden[i], alone[0, -1], rtol=1e-9, atol=1e-10)
-            for own, expected in zip(states[i].layers, state.layers, strict=True):
+            for own, expected in zip(states[i].state().layers, state.layers, strict=True):
                 torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-10)
 
 

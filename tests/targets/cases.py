@@ -31,6 +31,17 @@ def decode(kind: str, rank: str, dtype: torch.dtype, size: int) -> None:
     linattn.linear_attention(**call.arguments(), form="recurrent", backend="triton")
 
 
+def deferred(kind: str, rank: str, dtype: torch.dtype, size: int) -> None:
+    from linattn.ops import checks
+    from linattn.ops.inputs import Given
+    from linattn.ops.torch.deferred import empty
+    from linattn.ops.triton.deferred import step_
+
+    call = calls.make(kind, rank, B=2, T=1, H=4, K=size, V=size).to(dtype)
+    x = checks.call(Given(**call.arguments()))[0].flat
+    step_(x, empty(x, 2, 12, torch.zeros(1, dtype=torch.int64)))
+
+
 def scan(op: Callable, dtype: torch.dtype, tokens: int, constant: bool, packed: bool) -> None:
     decay = -torch.ones(*(() if constant else (1, tokens)), 256, requires_grad=True)
     x = torch.ones(1, tokens, 256, dtype=dtype, requires_grad=True)
@@ -111,6 +122,8 @@ def _all() -> dict[str, Case]:
             found[f"attention-{kind}-{rank}-{name}-{size}"] = partial(attention, kind, rank, dtype, size)
     for kind, rank, size in product(KINDS, RANKS, (64, 128, 256)):
         found[f"decode-{kind}-{rank}-bfloat16-{size}"] = partial(decode, kind, rank, BF16, size)
+    for kind, rank, size in product(("plain", "beta"), RANKS, (64, 128, 256)):
+        found[f"deferred-{kind}-{rank}-bfloat16-{size}"] = partial(deferred, kind, rank, BF16, size)
     for dtype in (BF16, FP32):
         name = str(dtype).removeprefix("torch.")
         for op, tokens, constant, packed in product((linattn.diagonal_scan, linattn.running_max), (4, 4096), (False, True), (False, True)):

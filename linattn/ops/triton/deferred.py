@@ -1,8 +1,8 @@
 """Step of the recurrence with deferred writes of its states, for many rows: see linattn/ops/torch/deferred.py.
 
-At many rows a step is bound by the states, which the kernel in decode.py reads and writes; this one reads them, and at every n-th call
-writes them too. A program owns all K rows of BV columns of one state. Its share of the tokens in the slots is loaded as one tile, so
-that all loads are in flight at once.
+At many rows a step is bound by the states, which the kernel in decode.py reads and writes; ``deferred_step`` reads them, and at every n-th
+call writes them too. A program owns all K rows of BV columns of one state. What its blocks share is computed before by ``weigh``, so
+that a program has little to do between its loads.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,18 +23,82 @@ from linattn.ops.triton import fitting, launch
 from linattn.ops.triton.decode import _factor, _fade, _steps
 
 LARGEST = 256  # most channels of a key
-COLUMNS, WARPS = 64, 4  # of a program
+COLUMNS, NUMBERS = 32, 32  # of a program; per thread
 
 
-@triton.jit(do_not_specialize=["decay_row", "decay_head", "beta_row", "beta_head"])
-def deferred_step(
-    q, k, v, decay, beta, state, keys, values, decays, count, o,
-    q_row, q_head, k_row, k_head, v_row, v_head, decay_row, decay_head, beta_row, beta_head,
+@triton.jit(do_not_specialize=["decay_row", "decay_head"])
+def weigh(
+    q, k, decay, keys, decays, count, weighed, products,
+    q_row, q_head, k_row, k_head, decay_row, decay_head,
     scale,
-    H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    SLOTS: tl.constexpr, BN: tl.constexpr, PER_CHANNEL: tl.constexpr, OVERLAPPED: tl.constexpr,
+    H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, SLOTS: tl.constexpr, BN: tl.constexpr,
+    PER_CHANNEL: tl.constexpr, OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Read one token for one block of columns of one state; ``decay`` and ``decays`` or ``beta`` may be None.
+    """Compute for one state what its blocks of columns share.
+
+    ``weighed`` [N, H, 3 + n, K] float32: q and k times the decays since the state, and for the last call of n the sum of the logarithms
+    of these decays and the keys, the token's own last, times the decays since each.
+    ``products`` [N, H, 2, BN] float32: q and k times the keys in the slots; the first free slot has those with the token's own key.
+    """
+    if OVERLAPPED:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    own = tl.program_id(0).to(tl.int64)
+    head = own % H
+    n = own // H
+    channels, slots = tl.arange(0, BK), tl.arange(0, BN)
+    in_k = channels < K
+    used = (tl.load(count) % SLOTS).to(tl.int32)
+    taken, behind = slots < used, slots + 1 < used
+    qt = tl.load(q + n * q_row + head // GROUP * q_head + channels, mask=in_k, other=0.0).to(tl.float32) * scale
+    kt = tl.load(k + n * k_row + head // GROUP * k_head + channels, mask=in_k, other=0.0)
+    key_place = keys + (n * (H // GROUP) + head // GROUP) * SLOTS * K + channels
+    w = tl.load(key_place[None, :] + slots[:, None] * K, mask=taken[:, None] & in_k[None, :], other=0.0).to(tl.float32)
+    total = 0.0
+    if decay is not None:
+        # The slot behind each: a difference of two sums would be none after a reset.
+        if PER_CHANNEL:
+            decay_place = decays + own * SLOTS * K + channels
+            log = tl.load(decay + n * decay_row + head * decay_head + channels, mask=in_k, other=0.0).to(tl.float32)
+            first = tl.load(decay_place, mask=in_k & (used > 0), other=0.0)
+            later = tl.load(decay_place[None, :] + slots[:, None] * K + K, mask=behind[:, None] & in_k[None, :], other=0.0)
+            total = tl.sum(later, 0) + first + log
+            w *= tl.exp(tl.cumsum(later, 0, reverse=True) + log[None, :])
+            if used < SLOTS - 1:
+                tl.store(decay_place + used * K, log, mask=in_k)
+        else:
+            decay_place = decays + own * SLOTS
+            log = tl.load(decay + n * decay_row + head * decay_head).to(tl.float32)
+            first = tl.load(decay_place, mask=used > 0, other=0.0)
+            later = tl.load(decay_place + slots + 1, mask=behind, other=0.0)
+            total = tl.sum(later, 0) + first + log
+            w *= tl.exp(tl.cumsum(later, 0, reverse=True) + log)[:, None]
+            if used < SLOTS - 1:
+                tl.store(decay_place + used, log)
+    k32 = kt.to(tl.float32)
+    at = weighed + own * (3 + SLOTS) * K + channels
+    tl.store(at, qt * tl.exp(total), mask=in_k)
+    tl.store(at + K, k32 * tl.exp(total), mask=in_k)
+    here = slots == used
+    place = products + own * 2 * BN + slots
+    tl.store(place, tl.where(here, tl.sum(qt * k32, 0), tl.sum(w * qt[None, :], 1)))
+    tl.store(place + BN, tl.sum(w * k32[None, :], 1))
+    if used < SLOTS - 1:
+        tl.store(key_place + used * K, kt, mask=in_k & (head % GROUP == 0))
+    else:
+        tl.store(at + 2 * K, total + tl.zeros([BK], tl.float32), mask=in_k)
+        own_key = tl.where(here[:, None], k32[None, :], w)
+        tl.store(at[None, :] + (3 + slots)[:, None] * K, own_key, mask=(slots < SLOTS)[:, None] & in_k[None, :])
+
+
+@triton.jit(do_not_specialize=["beta_row", "beta_head"])
+def deferred_step(
+    v, beta, state, values, count, weighed, products, o,
+    v_row, v_head, beta_row, beta_head,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SLOTS: tl.constexpr, BN: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
+):  # fmt: skip
+    """Read one token for one block of columns of one state; the last call of n writes the state.
 
     OVERLAPPED: the state is read while the previous launch may still run, and the next launch may start at once.
     """
@@ -45,12 +110,9 @@ def deferred_step(
     own = (program // blocks).to(tl.int64)
     head = own % H
     n = own // H
-    shared = n * (H // GROUP) + head // GROUP
-    channels = tl.arange(0, BK)
+    channels, slots = tl.arange(0, BK), tl.arange(0, BN)
     columns = block * BV + tl.arange(0, BV)
-    slots = tl.arange(0, BN)
-    in_k = channels < K
-    in_v = columns < V
+    in_k, in_v = channels < K, columns < V
     tile = own * K * V + channels[:, None] * V + columns[None, :]
     inside = in_k[:, None] & in_v[None, :]
     s = tl.load(state + tile, mask=inside, other=0.0)
@@ -58,78 +120,33 @@ def deferred_step(
     if OVERLAPPED:
         tl.extra.cuda.gdc_wait()
     used = (tl.load(count) % SLOTS).to(tl.int32)
-    taken = slots < used
-    behind = slots + 1 < used
-    qt = tl.load(q + n * q_row + head // GROUP * q_head + channels, mask=in_k, other=0.0).to(tl.float32) * scale
-    kt = tl.load(k + n * k_row + head // GROUP * k_head + channels, mask=in_k, other=0.0)
-    vt = tl.load(v + n * v_row + head * v_head + columns, mask=in_v, other=0.0)
-    key_place = keys + shared * SLOTS * K + channels
+    at = weighed + own * (3 + SLOTS) * K + channels
     value_place = values + own * SLOTS * V + columns
-    w = tl.load(key_place[None, :] + slots[:, None] * K, mask=taken[:, None] & in_k[None, :], other=0.0).to(tl.float32)
-    u = tl.load(value_place[None, :] + slots[:, None] * V, mask=taken[:, None] & in_v[None, :], other=0.0).to(tl.float32)
-    if decay is not None:
-        # The slot behind each: a difference of two sums would be none after a reset.
-        if PER_CHANNEL:
-            decay_place = decays + own * SLOTS * K + channels
-            log = tl.load(decay + n * decay_row + head * decay_head + channels, mask=in_k, other=0.0).to(tl.float32)
-            first = tl.load(decay_place, mask=in_k & (used > 0), other=0.0)
-            later = tl.load(decay_place[None, :] + slots[:, None] * K + K, mask=behind[:, None] & in_k[None, :], other=0.0)
-            total = tl.sum(later, 0) + first + log
-            w *= tl.exp(tl.cumsum(later, 0, reverse=True) + log[None, :])
-            factor = tl.exp(total)
-            s = tl.where(factor[:, None] > 0.0, s, 0.0)
-        else:
-            decay_place = decays + own * SLOTS
-            log = tl.load(decay + n * decay_row + head * decay_head).to(tl.float32)
-            first = tl.load(decay_place, mask=used > 0, other=0.0)
-            later = tl.load(decay_place + slots + 1, mask=behind, other=0.0)
-            total = tl.sum(later, 0) + first + log
-            w *= tl.exp(tl.cumsum(later, 0, reverse=True) + log)[:, None]
-            factor = tl.exp(total)
-            s = tl.where(factor > 0.0, s, 0.0)
-    else:
-        factor = 1.0
-    k32 = kt.to(tl.float32)
-    new = vt.to(tl.float32)
-    out = tl.sum((qt * factor)[:, None] * s, 0) + tl.sum(tl.sum(w * qt[None, :], 1)[:, None] * u, 0)
+    qt = tl.load(at, mask=in_k, other=0.0)
+    new = tl.load(v + n * v_row + head * v_head + columns, mask=in_v, other=0.0).to(tl.float32)
+    place = products + own * 2 * BN
+    from_q = tl.load(place + slots)
+    u = tl.load(value_place[None, :] + slots[:, None] * V, mask=(slots < used)[:, None] & in_v[None, :], other=0.0).to(tl.float32)
     if beta is not None:
+        kt = tl.load(at + K, mask=in_k, other=0.0)
+        from_k = tl.load(place + BN + slots)
         bt = tl.load(beta + n * beta_row + head * beta_head).to(tl.float32)
-        held = tl.sum((k32 * factor)[:, None] * s, 0) + tl.sum(tl.sum(w * k32[None, :], 1)[:, None] * u, 0)
-        new = bt * (new - held)
-    out += tl.sum(qt * k32, 0) * new
+        held = tl.sum(tl.where(kt[:, None] != 0.0, kt[:, None] * s, 0.0), 0)
+        new = bt * (new - held - tl.sum(from_k[:, None] * u, 0))
+    out = tl.sum(tl.where(qt[:, None] != 0.0, qt[:, None] * s, 0.0), 0)  # after a reset the state is masked, infinities too
+    out += tl.sum(from_q[:, None] * tl.where((slots == used)[:, None], new[None, :], u), 0)
     tl.store(o + own * V + columns, out, mask=in_v)
 
     if used < SLOTS - 1:
-        first_block = block == 0
-        tl.store(key_place + used * K, kt, mask=in_k & first_block & (head % GROUP == 0))
         tl.store(value_place + used * V, new, mask=in_v)
-        if decay is not None:
-            if PER_CHANNEL:
-                tl.store(decay_place + used * K, log, mask=in_k & first_block)
-            else:
-                tl.store(decay_place + used, log, mask=first_block)
     else:
-        fresh = k32[:, None] * new[None, :]
-        if decay is not None:
-            since = log
-        slot = SLOTS - 2
-        while slot >= 0:
-            kj = tl.load(key_place + slot * K, mask=in_k, other=0.0).to(tl.float32)
-            uj = tl.load(value_place + slot * V, mask=in_v, other=0.0).to(tl.float32)
-            if decay is not None:
-                kj *= tl.exp(since)
-                if PER_CHANNEL:
-                    since += tl.load(decay_place + slot * K, mask=in_k, other=0.0)
-                else:
-                    since += tl.load(decay_place + slot)
-            fresh += kj[:, None] * uj[None, :]
-            slot -= 1
-        if decay is not None:
-            keep, rest = _factor(total)
-            s = _fade(s, keep[:, None], rest[:, None], fresh) if PER_CHANNEL else _fade(s, keep, rest, fresh)
-        else:
-            s += fresh
-        tl.store(state + tile, s, mask=inside)
+        written = tl.load(at + (2 + SLOTS) * K, mask=in_k, other=0.0)[:, None] * new[None, :]
+        for slot in range(SLOTS - 1):
+            key = tl.load(at + (3 + slot) * K, mask=in_k, other=0.0)
+            value = tl.load(value_place + slot * V, mask=in_v, other=0.0).to(tl.float32)
+            written += key[:, None] * value[None, :]
+        keep, rest = _factor(tl.load(at + 2 * K, mask=in_k, other=0.0))
+        tl.store(state + tile, _fade(s, keep[:, None], rest[:, None], written), mask=inside)
 
 
 def _name(x: Flat, *_: object) -> Hashable:
@@ -159,17 +176,18 @@ def _body(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     (rows, _, H, V), K, slots = v.shape, k.shape[3], keys.shape[2]
     per_channel = decay is not None and decay.ndim in (2, 4)
     o = recorder.empty(rows, 1, H, V, dtype=v.dtype)
-    BK, BV = triton.next_power_of_2(K), min(COLUMNS, triton.next_power_of_2(V))
-    overlap: dict[str, Any] = {"launch_pdl": True} if overlapped else {}
+    BK, BV, BN = triton.next_power_of_2(K), min(COLUMNS, triton.next_power_of_2(V)), triton.next_power_of_2(slots)
+    weighed = recorder.empty(rows, H, 3 + slots, K, dtype=torch.float32)
+    products = recorder.empty(rows, H, 2, BN, dtype=torch.float32)
+    overlap: dict[str, Any] = {"OVERLAPPED": overlapped} | ({"launch_pdl": True} if overlapped else {})
     recorder.launch(
-        deferred_step, (rows * H * -(-V // BV), 1, 1), (q, k, v, decay, beta, state, keys, values, decays, count, o),
-        (*_rows(q), *_rows(k), *_rows(v), *_rows(decay, per_channel), *_rows(beta, vector=False), scale),
-        H=H, GROUP=H // k.shape[2], K=K, V=V, BK=BK, BV=BV, SLOTS=slots, BN=triton.next_power_of_2(slots),
-        PER_CHANNEL=per_channel, OVERLAPPED=overlapped, num_warps=max(1, WARPS * BK * BV // (128 * COLUMNS)), num_stages=1, **overlap,
+        weigh, (rows * H, 1, 1), (q, k, decay, keys, decays, count, weighed, products),
+        (*_steps(q), *_steps(k), *_steps(decay, per_channel), scale),
+        H=H, GROUP=H // k.shape[2], K=K, BK=BK, SLOTS=slots, BN=BN, PER_CHANNEL=per_channel, num_warps=2, num_stages=1, **overlap,
+    )  # fmt: skip
+    recorder.launch(
+        deferred_step, (rows * H * -(-V // BV), 1, 1), (v, beta, state, values, count, weighed, products, o),
+        (*_steps(v), *_steps(beta, vector=False)),
+        H=H, K=K, V=V, BK=BK, BV=BV, SLOTS=slots, BN=BN, num_warps=max(1, BK * BV // (32 * NUMBERS)), num_stages=1, **overlap,
     )  # fmt: skip
     return (o,)
-
-
-def _rows(x: Tensor | None, vector: bool = True) -> tuple[int, int]:
-    """Strides over rows and heads; those of a constant, [H] or [H, K], are 0 over rows."""
-    return _steps(x, vector)

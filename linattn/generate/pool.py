@@ -43,6 +43,8 @@ class Pool:
     pieces are kept, and a later prompt with the same beginning starts from the kept state; on a CPU its logits have the same bits as if
     the pool had read it alone from the start, on a GPU up to rounding.
 
+    On a GPU a pool of many slots writes its states only every few steps and keeps the last keys and values beside them.
+
     Tokens equal those of :func:`linattn.generate.stream`, with a ``seed`` those of a generator with that seed, up to rounding: sums in
     a matrix product may be ordered differently for another number of rows.
 

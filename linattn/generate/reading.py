@@ -147,11 +147,12 @@ class FirstTokens:
 
     def __init__(self, prompts: Sequence[Prompt], logits: Sequence[Tensor], device: torch.device) -> None:
         self.prompts = prompts
-        drawn = [
-            (prompt, request, sample(own, request.sampling, request.generator))
-            for prompt, own in zip(prompts, logits, strict=True)
-            for request in prompt.requests
-        ]
+        if any(request.sampling.temperature for prompt in prompts for request in prompt.requests):
+            pairs = [(p, r, own) for p, own in zip(prompts, logits, strict=True) for r in p.requests]
+            drawn = [(prompt, request, sample(own, request.sampling, request.generator)) for prompt, request, own in pairs]
+        else:
+            best = torch.cat(list(logits)).argmax(-1).split(1) if logits else ()
+            drawn = [(p, request, token) for p, token in zip(prompts, best, strict=True) for request in p.requests]
         empty = torch.empty(0, dtype=torch.int64, device=device)
         self._pending = Pending(drawn, torch.cat([empty, *(token for *_, token in drawn)]))
 

@@ -252,7 +252,7 @@ class Step:
         if self._counters:
             torch._foreach_add_(self._counters, 1)
         if self._deferral is not None:
-            self._deferral.count.add_(1)
+            self._deferral.calls.add_(1)
         if not stops:
             self.tokens.copy_(chosen)
             return

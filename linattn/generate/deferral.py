@@ -29,7 +29,7 @@ class Deferral:
     @torch.inference_mode(mode=False)
     def __init__(self, buffers: State) -> None:
         self._leaves = [t for layer in buffers.layers for t in layer.values()]
-        self.count = torch.zeros(1, dtype=torch.int64, device=buffers.position.device)
+        self.calls = torch.zeros(1, dtype=torch.int64, device=buffers.position.device)
         self.used = 0  # the same on the host, modulo SLOTS
         self._beside: dict[int, Deferred] = {}  # by the addresses of states
 
@@ -47,7 +47,7 @@ class Deferral:
             return None
         if place not in self._beside:
             rows = next(len(t) for t in self._leaves if t.data_ptr() == place)
-            self._beside[place] = portable.empty(call, rows, SLOTS, self.count)
+            self._beside[place] = portable.empty(call, rows, SLOTS, self.calls)
         return self._beside[place].rows(slice(len(views)))
 
     @property
@@ -76,7 +76,7 @@ class Deferral:
     def clear(self) -> None:
         """Drop all tokens."""
         self.used = 0
-        torch._foreach_zero_([self.count, *self.tensors])
+        torch._foreach_zero_([self.calls, *self.tensors])
 
 
 def _refusal(call: Flat, state: Tensor) -> str | None:

@@ -146,7 +146,7 @@ class PromptReader:
             hidden, pieces[0][0].state = self._model.model(ids, pieces[0][0].state, return_state=True)
             return [hidden[:, -1]]
         cu_seqlens = torch.tensor([0, *(n for _, n in pieces)]).cumsum(0)
-        states = State.cat([p.state for p, _ in pieces])
+        states = State.cat([p.state for p, _ in pieces if isinstance(p.state, State)])  # which all are without batches
         hidden, states = self._model.model(ids, states, return_state=True, cu_seqlens=cu_seqlens.to(device))
         for i, (prompt, _) in enumerate(pieces):
             prompt.state = states.select([i])

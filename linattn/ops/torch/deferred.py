@@ -19,7 +19,7 @@ from linattn.ops.torch.layout import shared
 
 
 class Deferred(NamedTuple):
-    """Tokens that N states have read and that have not been written into them: the first ``count`` % n of n slots, in their order.
+    """Tokens that N states have read and that have not been written into them: the first ``calls`` % n of n slots, in their order.
 
     A slot of zeros changes no state.
     """
@@ -27,12 +27,12 @@ class Deferred(NamedTuple):
     keys: Tensor  # [N, Hk, n, K], in the dtype of the keys
     values: Tensor  # [N, H, n, V], in the dtype of the values; float32 for the delta rule
     decays: Tensor | None  # [N, H, n] or [N, H, n, K], float32
-    count: Tensor  # [1] int64, calls so far; the caller adds one after all states have read a token
+    calls: Tensor  # [1] int64, so far; the caller adds one after all states have read a token
 
     def rows(self, rows: slice) -> Deferred:
         """Views of some of the N states."""
         decays = None if self.decays is None else self.decays[rows]
-        return Deferred(self.keys[rows], self.values[rows], decays, self.count)
+        return Deferred(self.keys[rows], self.values[rows], decays, self.calls)
 
 
 def refusal(x: Flat) -> str | None:
@@ -44,15 +44,15 @@ def refusal(x: Flat) -> str | None:
     return "states in float64 are written at each step" if x.v.dtype == torch.float64 else None
 
 
-def empty(x: Flat, rows: int, slots: int, count: Tensor) -> Deferred:
+def empty(x: Flat, rows: int, slots: int, calls: Tensor) -> Deferred:
     """Zeros for ``rows`` states and ``slots`` calls like ``x``."""
     (Hk, K), (H, V) = x.k.shape[2:], x.v.shape[2:]
-    device = count.device
+    device = calls.device
     values = torch.zeros(rows, H, slots, V, dtype=x.v.dtype if x.beta is None else torch.float32, device=device)
     decays = None
     if x.decay is not None:
         decays = torch.zeros(rows, H, slots, *((K,) if x.decay.ndim in (2, 4) else ()), device=device)
-    return Deferred(torch.zeros(rows, Hk, slots, K, dtype=x.k.dtype, device=device), values, decays, count)
+    return Deferred(torch.zeros(rows, Hk, slots, K, dtype=x.k.dtype, device=device), values, decays, calls)
 
 
 def written(state: Tensor, deferred: Deferred, used: Tensor | int) -> Tensor:
@@ -75,7 +75,7 @@ def step_(x: Flat, deferred: Deferred) -> Tensor:
     """Compute o [B, 1, H, V] of one token; puts it into the next slot, and after the last slot writes all into ``x.initial``."""
     state, H = x.initial, x.v.shape[2]
     assert state is not None
-    used = deferred.count % deferred.keys.shape[2]
+    used = deferred.calls % deferred.keys.shape[2]
     q, k = (shared(t, H)[:, 0].float() for t in (x.q, x.k))
     v = x.v[:, 0].float()
     now = written(state, deferred, used)

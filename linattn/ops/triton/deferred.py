@@ -28,7 +28,7 @@ COLUMNS, NUMBERS = 32, 32  # of a program; per thread
 
 @triton.jit(do_not_specialize=["decay_row", "decay_head"])
 def weigh(
-    q, k, decay, keys, decays, count, weighed, products,
+    q, k, decay, keys, decays, calls, weighed, products,
     q_row, q_head, k_row, k_head, decay_row, decay_head,
     scale,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, SLOTS: tl.constexpr, BN: tl.constexpr,
@@ -48,7 +48,7 @@ def weigh(
     n = own // H
     channels, slots = tl.arange(0, BK), tl.arange(0, BN)
     in_k = channels < K
-    used = (tl.load(count) % SLOTS).to(tl.int32)
+    used = (tl.load(calls) % SLOTS).to(tl.int32)
     taken, behind = slots < used, slots + 1 < used
     qt = tl.load(q + n * q_row + head // GROUP * q_head + channels, mask=in_k, other=0.0).to(tl.float32) * scale
     kt = tl.load(k + n * k_row + head // GROUP * k_head + channels, mask=in_k, other=0.0)
@@ -93,7 +93,7 @@ def weigh(
 
 @triton.jit(do_not_specialize=["beta_row", "beta_head"])
 def deferred_step(
-    v, beta, state, values, count, weighed, products, o,
+    v, beta, state, values, calls, weighed, products, o,
     v_row, v_head, beta_row, beta_head,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SLOTS: tl.constexpr, BN: tl.constexpr,
     OVERLAPPED: tl.constexpr,
@@ -119,7 +119,7 @@ def deferred_step(
 
     if OVERLAPPED:
         tl.extra.cuda.gdc_wait()
-    used = (tl.load(count) % SLOTS).to(tl.int32)
+    used = (tl.load(calls) % SLOTS).to(tl.int32)
     at = weighed + own * (3 + SLOTS) * K + channels
     value_place = values + own * SLOTS * V + columns
     qt = tl.load(at, mask=in_k, other=0.0)
@@ -172,7 +172,7 @@ def step_(x: Flat, deferred: Deferred) -> Tensor:
 
 
 def _body(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
-    q, k, v, decay, beta, state, keys, values, decays, count, scale, overlapped = arguments
+    q, k, v, decay, beta, state, keys, values, decays, calls, scale, overlapped = arguments
     (rows, _, H, V), K, slots = v.shape, k.shape[3], keys.shape[2]
     per_channel = decay is not None and decay.ndim in (2, 4)
     o = recorder.empty(rows, 1, H, V, dtype=v.dtype)
@@ -181,12 +181,12 @@ def _body(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     products = recorder.empty(rows, H, 2, BN, dtype=torch.float32)
     overlap: dict[str, Any] = {"OVERLAPPED": overlapped} | ({"launch_pdl": True} if overlapped else {})
     recorder.launch(
-        weigh, (rows * H, 1, 1), (q, k, decay, keys, decays, count, weighed, products),
+        weigh, (rows * H, 1, 1), (q, k, decay, keys, decays, calls, weighed, products),
         (*_steps(q), *_steps(k), *_steps(decay, per_channel), scale),
         H=H, GROUP=H // k.shape[2], K=K, BK=BK, SLOTS=slots, BN=BN, PER_CHANNEL=per_channel, num_warps=2, num_stages=1, **overlap,
     )  # fmt: skip
     recorder.launch(
-        deferred_step, (rows * H * -(-V // BV), 1, 1), (v, beta, state, values, count, weighed, products, o),
+        deferred_step, (rows * H * -(-V // BV), 1, 1), (v, beta, state, values, calls, weighed, products, o),
         (*_steps(v), *_steps(beta, vector=False)),
         H=H, K=K, V=V, BK=BK, BV=BV, SLOTS=slots, BN=BN, num_warps=max(1, BK * BV // (32 * NUMBERS)), num_stages=1, **overlap,
     )  # fmt: skip

@@ -30,13 +30,7 @@ def rows_kernel(
     own = row + tl.program_id(1).to(tl.int64)
     stride, offset = tl.load(place + 1), tl.load(place + 2)
     first = tl.load(place) + offset
-    if WORD == 4:
-        word: tl.constexpr = tl.int32
-    elif WORD == 2:
-        word: tl.constexpr = tl.int16
-    else:
-        word: tl.constexpr = tl.int8
-    kind: tl.constexpr = tl.pointer_type(word)
+    kind: tl.constexpr = tl.pointer_type(tl.int32 if WORD == 4 else tl.int16 if WORD == 2 else tl.int8)
     index = tl.arange(0, BLOCK)
     inside = index < tl.load(place + 4)
     here = (first + own * stride).to(kind) + index
@@ -50,7 +44,7 @@ def rows_kernel(
         if MOVE:
             tl.store((first + target * stride).to(kind) + index, x, mask=inside)
         if CLEAR:
-            tl.store(here, tl.zeros([BLOCK], word), mask=inside)
+            tl.store(here, tl.zeros([BLOCK], tl.int8), mask=inside)
 
 
 class Table:

@@ -30,8 +30,8 @@ def steps(call, slots: int, step_, dtype=torch.float32):
         if kept is None:
             kept = portable.empty(now, len(state), slots, torch.zeros(1, dtype=torch.int64, device=DEVICE))
         outputs.append(step_(now._replace(initial=state), kept))
-        kept.count.add_(1)
-        states.append((state.clone(), portable.written(state, kept, int(kept.count) % slots)))
+        kept.calls.add_(1)
+        states.append((state.clone(), portable.written(state, kept, int(kept.calls) % slots)))
     return torch.cat(outputs, 1), states
 
 

@@ -23,7 +23,7 @@ from linattn.ops.triton import fitting, launch
 from linattn.ops.triton.decode import _factor, _fade, _steps
 
 LARGEST = 256  # most channels of a key
-COLUMNS, NUMBERS = 32, 32  # of a program; per thread
+COLUMNS, NUMBERS = 32, 64  # of a program; per thread
 
 
 @triton.jit(do_not_specialize=["decay_row", "decay_head"])

@@ -21,16 +21,18 @@ MANY = 64  # least rows for which writes are deferred
 
 
 class Deferral:
-    """Tokens that the rows of ``buffers`` have read and that have not been written into their states, all written at the same steps.
+    """Tokens that the rows of ``buffers`` have read and that have not been written into their states.
 
-    The rows of ``tensors`` are moved with those of the states, and are zero where a row has read none.
+    Each state is written at other steps than those of its neighbours, so that steps take about the same time. The rows of ``tensors``
+    are moved with those of the states, and are zero where a row has read none.
     """
 
     @torch.inference_mode(mode=False)
     def __init__(self, buffers: State) -> None:
         self._leaves = [t for layer in buffers.layers for t in layer.values()]
-        self.calls = torch.zeros(1, dtype=torch.int64, device=buffers.position.device)
-        self.used = 0  # the same on the host, modulo SLOTS
+        self._first = torch.arange(len(self._leaves), device=buffers.position.device)
+        self.calls = self._first.clone()  # of each deferred state, from another number on: slots of zeros change nothing
+        self._steps = 0  # since all tokens were written
         self._beside: dict[int, Deferred] = {}  # by the addresses of states
 
     @property
@@ -47,7 +49,8 @@ class Deferral:
             return None
         if place not in self._beside:
             rows = next(len(t) for t in self._leaves if t.data_ptr() == place)
-            self._beside[place] = portable.empty(call, rows, SLOTS, self.calls)
+            number = len(self._beside)
+            self._beside[place] = portable.empty(call, rows, SLOTS, self.calls[number : number + 1])
         return self._beside[place].rows(slice(len(views)))
 
     @property
@@ -57,17 +60,22 @@ class Deferral:
 
     def stepped(self) -> None:
         """Count a step, which the device has counted by itself."""
-        self.used = (self.used + 1) % SLOTS
+        self._steps += 1
 
     def written(self, buffer: Tensor, rows: slice) -> Tensor:
         """Copy of ``rows`` of a ``buffer`` with all of their tokens written into it."""
-        kept = self._beside.get(buffer.data_ptr())
-        return buffer[rows].clone() if kept is None or not self.used else portable.written(buffer[rows], kept.rows(rows), self.used)
+        place = buffer.data_ptr()
+        if place not in self._beside or not self._steps:
+            return buffer[rows].clone()
+        used = (list(self._beside).index(place) + self._steps) % SLOTS
+        return portable.written(buffer[rows], self._beside[place].rows(rows), used)
 
     @torch.inference_mode(mode=False)
     def flush(self) -> None:
         """Write all tokens into the states."""
-        for buffer in self._leaves if self.used else ():
+        if not self._steps:
+            return
+        for buffer in self._leaves:
             if buffer.data_ptr() in self._beside:
                 buffer.copy_(self.written(buffer, slice(None)))
         self.clear()
@@ -75,8 +83,10 @@ class Deferral:
     @torch.inference_mode(mode=False)
     def clear(self) -> None:
         """Drop all tokens."""
-        self.used = 0
-        torch._foreach_zero_([self.calls, *self.tensors])
+        self._steps = 0
+        self.calls.copy_(self._first)
+        for t in self.tensors:
+            t.zero_()
 
 
 def _refusal(call: Flat, state: Tensor) -> str | None:

@@ -328,6 +328,17 @@ def test_states_that_are_written_every_few_steps(mixer, monkeypatch):
             torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_layers_write_their_states_at_different_steps(monkeypatch):
+    monkeypatch.setattr(pools, "_defers", lambda device, slots: True)
+    monkeypatch.setattr(deferral, "SLOTS", 4)
+    pool = Pool(model("gla", layers=3), slots=1)
+    pool.submit([1, 2, 3], max_new_tokens=20)
+    seen = [[layer["S"].clone() for layer in pool._rows._layers] for _ in pool.run()]
+    written = [[not torch.equal(a, b) for a, b in zip(*pair, strict=True)] for pair in zip(seen[1:], seen[2:-1], strict=False)]
+    assert all(sum(step) <= 1 for step in written)
+    assert all(3 <= sum(step[layer] for step in written) <= 5 for layer in range(3))
+
+
 def test_a_full_queue_is_an_error_and_not_memory():
     pool = Pool(model(), slots=2, queue=3)
     requests = [pool.submit([1], max_new_tokens=2) for _ in range(5)]

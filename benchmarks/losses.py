@@ -141,18 +141,19 @@ class Losses:
             mixer_options={name: {"heads": n} for name, n in heads(model, dim).items()},
         )  # fmt: skip
 
-    def run(self, training: Training) -> None:
-        """Train unless another program does, and add the result to the file."""
+    def run(self, training: Training) -> bool:
+        """Train unless another program does, and add the result to the file; True if it has been added."""
         with claimed(self.asked.work / f"{training.name}.lock") as free:
             if not free or not self.time_left or training.name in self.rows:
-                return
+                return False
             row = self.trained(training)
             if row is None:
-                return
+                return False
             with claimed(self.asked.work / "results.lock", wait=True):
                 rows = [*self.rows.values(), row]
                 write_text(self.path, json.dumps({**self.head, "rows": rows}, indent=1) + "\n")
             print(f"{training.name}: {row.get('failure') or last(row)}, {row.get('tokens_per_second')} tokens/s", flush=True)
+            return True
 
     def trained(self, t: Training) -> dict[str, Any] | None:
         """Result of a training; None if it has been interrupted."""
@@ -194,15 +195,13 @@ class Losses:
             rows = self.rows
             rounds = zip_longest(*map(self.swept, self.asked.models))  # different models side by side: later ones find theirs compiled
             short = [t for each in rounds for t in each if t is not None and t.name not in rows]
-            left = [] if short or self.asked.sweep_only else [t for t in self.long() if t.name not in rows]
+            left = [] if self.asked.sweep_only else [t for t in self.long() if t.name not in rows]
             if not short and not left:
                 return True
             with ThreadPoolExecutor(self.asked.jobs) as pool:
-                list(pool.map(self.run, short))
-            for training in left:
-                self.run(training)
-            if len(self.rows) == len(rows):  # other programs have the rest
-                time.sleep(1)
+                done = any(list(pool.map(self.run, short)))
+            if not done and not any(self.run(training) for training in left):  # one, then what is left is seen anew
+                time.sleep(1)  # other programs have the rest
         return False
 
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from linattn.generate.fusion import UNARY, Node
-from linattn.generate.step_graph import step_in_place
-from linattn.ops import one_query
+from linattn.ops import one_query, recurrence
 from linattn.ops.convolution_step import step_
 from linattn.ops.cpu import convolution_step, library, linear_attention
 from linattn.ops.cpu import linears as cpu
@@ -63,8 +62,8 @@ class Program:
             return args[0][args[1]]
         if target is linears and cpu.refusal(args[0], *args[1]) is None and _one_dtype(args, kwargs):
             return self._linears(args, kwargs)
-        if target is step_in_place:
-            o, denominator, run = linear_attention.bound_step(*map(self._dense, args[:13]))
+        if target is recurrence.step_:
+            o, denominator, run = linear_attention.bound_step(*map(self._dense, args))
             self._first(run)
             return o, denominator
         if str(target) == "linattn.norm.default" and _normable(*(args := self._in_one_dtype(args))):
@@ -72,10 +71,13 @@ class Program:
             y, run = cpu.bound_norm(x, weight, gate, eps, mean=mean)
             self._first(run)
             return y
-        if target is step_ and convolution_step.refusal(*args[:4], *args[5:7]) is None:
-            y, run = convolution_step.bound(*args[:5])
+        if target is step_ and convolution_step.refusal(*args[:4], 0, 0) is None:
+            y, run = convolution_step.bound(*args)
             self._first(run)
             return y
+        if target is one_query.append_:
+            self._first(partial(target, *args))
+            return None
         if target is ROWS and args[3] in library.DTYPES and args[2].dtype == torch.int64 and library.refusal(args[2]) is None:
             y, run = cpu.bound_rows(Quantised(*args[:2]), self._dense(args[2]), args[3])
             self._first(run)

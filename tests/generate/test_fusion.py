@@ -12,8 +12,8 @@ from linattn.generate import fusion, step_graph
 from linattn.generate.prefill import prefill
 from linattn.generate.program import Program
 from linattn.models import LanguageModel, LMConfig
+from linattn.ops import convolution_step
 from linattn.ops.norms import unit_length
-from linattn.ops.short_convolution import short_convolution
 from linattn.state import State
 from tests.ops.errors import error
 
@@ -209,7 +209,8 @@ def unit(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("pieces", PIECES)
 def test_which_heads_of_a_convolution_are_normed(pieces, as_for_a_gpu, monkeypatch):
     def convolve(m, x, before):
-        return [*PIECES[pieces](short_convolution(x, m.weight, before=before)), torch.cat([before, x], 1)[:, 1:].clone()]
+        y, after = convolution_step.step(x, before, m.weight, None, True)
+        return [*PIECES[pieces](y), after]
 
     of = torch.Generator().manual_seed(0)
     inputs = [torch.randn(2, tokens, 24, generator=of) for tokens in (1, 3)]

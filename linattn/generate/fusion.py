@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, fx
 
 from linattn.ops.convolution_step import step_
+from linattn.ops.gpu import on_gpu
 from linattn.ops.linears import linears
 from linattn.ops.quantised import LINEAR as QUANTISED
-from linattn.ops.recurrence import on_gpu
 from linattn.ops.torch.linears import Norm
 from linattn.ops.torch.quantised import Quantised
 
@@ -50,7 +50,7 @@ def named(node: Node) -> dict[str, Any]:
     """Arguments of a call of an operator of torch by their names in its schema, defaults included."""
     arguments = node.target._schema.arguments
     given = {**dict(zip((a.name for a in arguments), node.args, strict=False)), **node.kwargs}
-    return {a.name: given[a.name] if a.name in given else a.default_value for a in arguments}
+    return {a.name: given.get(a.name, a.default_value) for a in arguments}
 
 
 def constant(graph: fx.Graph, name: str, value: Any) -> Node:

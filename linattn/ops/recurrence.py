@@ -82,7 +82,7 @@ def step(inputs: Inputs) -> Outputs:
 
 def step_(*call: Any) -> tuple[Tensor, Tensor | None]:
     """Output and denominator of the call :class:`linattn.ops.inputs.Flat`, whose final states overwrite its initial ones."""
-    if on_gpu(call[0]):
+    if gpu.on_gpu(call[0]):
         from linattn.ops.triton import decode
 
         out = decode.step_(Flat(*call).inputs(), overlapped=True)  # each state occurs once in a step, and steps run one after the other
@@ -92,14 +92,9 @@ def step_(*call: Any) -> tuple[Tensor, Tensor | None]:
     return o, denominator
 
 
-def on_gpu(t: Tensor) -> bool:
-    """True if the GPU kernels accept ``t``'s device."""
-    return t.is_cuda and gpu.refusal(t.device) is None
-
-
 def _run_step(*call: Any) -> tuple[Tensor, ...]:
     inputs = Flat(*call).inputs()
-    if on_gpu(inputs.v):
+    if gpu.on_gpu(inputs.v):
         from linattn.ops.triton import decode
 
         out = decode.recurrent(inputs)
@@ -119,7 +114,8 @@ def _fake_step(*call: Any) -> tuple[Tensor, ...]:
 
 
 _step = steps.define(
-    "recurrent_step", f"({_CPU.replace('Tensor? initial,', 'Tensor initial,')}) -> (Tensor o, Tensor denominator, Tensor final, Tensor final_z)",
+    "recurrent_step",
+    f"({_CPU.replace('Tensor? initial,', 'Tensor initial,')}) -> (Tensor o, Tensor denominator, Tensor final, Tensor final_z)",
     _run_step, _fake_step, steps.Step(step_, {"initial": "final", "initial_z": "final_z"}), tags=(torch.Tag.needs_exact_strides,),
 )  # fmt: skip
 

@@ -18,8 +18,8 @@ class Step(NamedTuple):
     """Step operator.
 
     Args:
-        in_place: function with the arguments of the operator that overwrites the states; returns the other results, a tuple unless it is one.
-        carried: names of the next states among the operator's results, by the argument that each replaces.
+        in_place: function with the operator's arguments that overwrites the states; returns the other results, as a tuple if several.
+        carried: by argument, the name of the result that is its next value.
         options: keywords of ``in_place`` in a step graph.
     """
 

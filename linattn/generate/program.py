@@ -71,7 +71,7 @@ class Program:
             y, run = cpu.bound_norm(x, weight, gate, eps, mean=mean)
             self._first(run)
             return y
-        if target is step_ and convolution_step.refusal(*args[:4], 0, 0) is None:
+        if target is step_ and _native_step(*args[:4], **kwargs):
             y, run = convolution_step.bound(*args)
             self._first(run)
             return y
@@ -136,6 +136,10 @@ def _one_dtype(args: tuple, kwargs: dict[str, Any]) -> bool:
     x, weights, biases = args
     plain = x, biases, [w for w in weights if not isinstance(w, Quantised)]
     return len({t.dtype for name, given in (("", plain), *kwargs.items()) if name != "finish" for t in _tensors(given)}) == 1
+
+
+def _native_step(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, normed: int = 0, **_: Any) -> bool:
+    return convolution_step.refusal(x, state, weight, bias, 0, normed) is None
 
 
 def _normable(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype) -> bool:  # noqa: ARG001

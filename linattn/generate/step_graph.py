@@ -111,7 +111,7 @@ def _write_in_place(graph: fx.Graph) -> None:
     placeholders, end = _ends(graph)
     for node in calls(graph, *STEPS):
         step, given, results = STEPS[node.target], named(node), _results(node)
-        states = [(given[old], results.get(new)) for old, new in step.carried.items() if given[old] is not None]
+        states: list[tuple[Node, Node]] = [(given[a], results.get(b)) for a, b in step.carried.items() if given[a] is not None]
         if not all(set(old.users) == {node} and _into_place(old, new, placeholders, end) for old, new in states):
             continue
         with graph.inserting_before(node):

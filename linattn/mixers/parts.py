@@ -96,9 +96,9 @@ class ShortConvolution(nn.Module):
             old, new = x.tensor_split((self.width - 1,), 1)
             return short_convolution(new, self.weight, self.bias, before=old, activation=self.activation)
         if carry.cu_seqlens is None and not carry.sharded:
-            if (old := carry.recorded(self.name, x)) is not None and self.width > 1:
-                y, new = convolution_step.step(x, old, self.weight, self.bias, self.activation)
-                carry.keep(self.name, new)
+            if (kept := carry.recorded(self.name, x)) is not None and self.width > 1:
+                y, last = convolution_step.step(x, kept, self.weight, self.bias, self.activation)
+                carry.keep(self.name, last)
                 return y
             before = carry.before(self.name, x, self.width - 1)
             return short_convolution(x, self.weight, self.bias, before=before, activation=self.activation)

@@ -47,6 +47,11 @@ def refusal(device: torch.device, asked: bool = False) -> str | None:
     return found if isinstance(found, str) else None
 
 
+def on_gpu(t: torch.Tensor) -> bool:
+    """True if ``t`` is on a GPU that the kernels support."""
+    return t.is_cuda and refusal(t.device) is None
+
+
 @constant_result
 def capability(device: torch.device) -> tuple[int, int]:
     """Compute capability of a supported GPU; (0, 0) for all other devices."""

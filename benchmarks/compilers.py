@@ -48,14 +48,12 @@ class Buffers:
         new = [layer[name] for layer, names in zip(state.layers, self.names, strict=True) for name in names]
         return greedy(self.model.lm_head(hidden)[:, -1]), *new
 
-    def moved(self, step: Callable[..., tuple[Tensor, ...]]) -> Run:
-        """Make ``step`` copy its results over its inputs."""
+    def advance(self) -> None:
+        """Run the step and copy its results over its inputs."""
+        self.take(self.step(self.tokens, *self.leaves))
 
-        def run() -> None:
-            new = step(self.tokens, *self.leaves)
-            torch._foreach_copy_([self.tokens, *self.leaves], list(new))
-
-        return run
+    def take(self, new: tuple[Tensor, ...]) -> None:
+        torch._foreach_copy_([self.tokens, *self.leaves], list(new))
 
 
 class _Module(torch.nn.Module):
@@ -80,7 +78,7 @@ def own(buffers: Buffers, state: State) -> Run:
 
 
 def written(buffers: Buffers, _: State) -> Run:
-    return buffers.moved(buffers.step)
+    return buffers.advance
 
 
 def graphed(buffers: Buffers, _: State) -> Run:
@@ -89,17 +87,20 @@ def graphed(buffers: Buffers, _: State) -> Run:
         raise NotImplementedError("CUDA graphs are for GPUs")
     inputs = [buffers.tokens, *buffers.leaves]
     before = [t.clone() for t in inputs]
-    graph = captured.Graph(buffers.moved(buffers.step), None)
+    graph = captured.Graph(buffers.advance, None)
     torch._foreach_copy_(inputs, before)  # making a graph runs the step
     return graph.replay
 
 
 def compiled(mode: str | None) -> Callable[[Buffers, State], Run]:
+    """Step by ``torch.compile``, copies over the inputs included; the inputs keep their addresses, so that a CUDA graph copies none."""
+
     def made(buffers: Buffers, _: State) -> Run:
         if mode == "reduce-overhead" and buffers.tokens.device.type != "cuda":
             raise NotImplementedError("it is torch.compile with CUDA graphs, which are for GPUs")
-        step = torch.compile(buffers.step, mode=mode, fullgraph=True, dynamic=False)
-        return buffers.moved(lambda *inputs: tuple(t.clone() for t in step(*inputs)) if mode else step(*inputs))
+        for t in (buffers.tokens, *buffers.leaves):
+            torch._dynamo.mark_static_address(t)
+        return torch.compile(buffers.advance, mode=mode, fullgraph=True, dynamic=False)
 
     return made
 
@@ -109,7 +110,8 @@ def ahead(buffers: Buffers, _: State) -> Run:
     exported = torch.export.export(_Module(buffers), (buffers.tokens, *buffers.leaves), strict=False)
     folder = Path(tempfile.mkdtemp())
     package = torch._inductor.aoti_compile_and_package(exported, package_path=str(folder / "step.pt2"))
-    return buffers.moved(torch._inductor.aoti_load_package(package))
+    step = torch._inductor.aoti_load_package(package)
+    return lambda: buffers.take(step(buffers.tokens, *buffers.leaves))
 
 
 WAYS: dict[str, Callable[[Buffers, State], Run]] = {
@@ -124,8 +126,8 @@ Made = dict[str, tuple[Run, float, list[Tensor]]]  # by way: its run, seconds to
 def make(model: Any, state: State, ways: Sequence[str]) -> tuple[Made, list[Row]]:
     """Make the step of each way and run it 16 times; a way that fails is a row."""
     device, runs, failed = model.device.type, {}, []
+    torch.compiler.reset()  # once: it drops what was compiled before
     for way in ("as written", *ways):
-        torch.compiler.reset()
         buffers = Buffers(model, state)
         start = time.perf_counter()
         try:

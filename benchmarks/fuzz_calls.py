@@ -18,6 +18,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ def main(args: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz_calls", description=__doc__)
     parser.add_argument("--cases", type=positive, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=positive, default=1, help="processes at a time; the calls are the same")
     parser.add_argument("--out", type=Path, help="the JSON file that is written")
     parser.add_argument("--here", action="store_true", help="in this process; prints the figures as JSON")
     asked = parser.parse_args(args)
@@ -69,11 +71,14 @@ def main(args: list[str] | None = None) -> int:
         return 0
     out = None if asked.out is None else writable(asked.out)
     log = _begun(out, asked.cases, asked.seed)
-    for part in range(log["processes"], -(-asked.cases // CHUNK)):
-        _add(log, part, min(CHUNK, asked.cases - part * CHUNK), asked.seed + part)
-        if out is not None:
-            with replacing(out) as aside:
-                aside.write_text(json.dumps(log, indent=1) + "\n", encoding="utf-8")
+    parts = range(log["processes"], -(-asked.cases // CHUNK))
+    counts = [min(CHUNK, asked.cases - part * CHUNK) for part in parts]
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        for told in pool.map(_part, counts, [asked.seed + part for part in parts]):
+            _add(log, told)
+            if out is not None:
+                with replacing(out) as aside:
+                    aside.write_text(json.dumps(log, indent=1) + "\n", encoding="utf-8")
     print(f"{log['calls']:,} calls, {log['results']:,} results, {log['refused']:,} refused, {len(log['findings'])} findings")
     return 1 if log["findings"] else 0
 
@@ -88,21 +93,26 @@ def _begun(out: Path | None, cases: int, seed: int) -> dict[str, Any]:
     return new
 
 
-def _add(log: dict[str, Any], part: int, count: int, seed: int) -> None:
-    """Make ``count`` calls in a process of their own and add their outcomes to the log."""
+def _part(count: int, seed: int) -> dict[str, Any]:
+    """Make ``count`` calls in a process of their own; returns outcomes and findings, and its seconds."""
     begun = time.perf_counter()
     command = [sys.executable, "-m", "benchmarks.fuzz_calls", "--here", "--cases", str(count), "--seed", str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        log["findings"][f"a process ended with {done.returncode}, seed {seed}"] = done.stderr[-KEPT:]
+        told = {"ends": {}, "findings": {f"a process ended with {done.returncode}, seed {seed}": done.stderr[-KEPT:]}}
     else:
         told = json.loads(done.stdout.splitlines()[-1])
-        log["findings"] |= told["findings"]
-        log["ends"] = dict(sorted((Counter(log["ends"]) + Counter(told["ends"])).items()))
+    return {**told, "seconds": round(time.perf_counter() - begun)}
+
+
+def _add(log: dict[str, Any], told: dict[str, Any]) -> None:
+    """Add the outcomes of a process to the log."""
+    log["findings"] |= told["findings"]
+    log["ends"] = dict(sorted((Counter(log["ends"]) + Counter(told["ends"])).items()))
     ends = log["ends"].items()
     log["results"], log["refused"] = (sum(n for end, n in ends if end.endswith(how)) for how in (": result", ": refused"))
-    log["calls"], log["processes"] = log["results"] + log["refused"], part + 1
-    log["seconds"] += round(time.perf_counter() - begun)
+    log["calls"], log["processes"] = log["results"] + log["refused"], log["processes"] + 1
+    log["seconds"] += told["seconds"]
 
 
 def _about(cases: int, seed: int) -> dict[str, Any]:

@@ -4,10 +4,11 @@
     linattn data prepare texts/sample.jsonl --tokenizer texts/tokenizer.json --end "<|end|>" --out tokens
     python -m benchmarks.losses --data tokens --work runs
 
-At the first width every model trains shortly at each of ``--rates``, ``--jobs`` at a time. Then each trains at its best one, alone on the
-GPU; at a larger width at that rate times the ratio of the widths. All models of a width have the parameters of the first one: the widths
-of their feed-forwards differ. Results are written after every training to results/losses-CARD.json. After ``--seconds`` a running training
-saves a checkpoint, and the same command continues it. Several of these programs, each with a GPU, can share a folder of runs.
+At the first width every model trains shortly at each of ``--rates``, ``--jobs`` at a time, and at half or twice of them while its best one
+is the lowest or highest. Then each trains at its best one, alone on the GPU, the largest and slowest first; at a larger width at that rate
+times the ratio of the widths. All models of a width have the parameters of the first one: the widths of their feed-forwards differ. Results
+are written after every training to results/losses-CARD.json. After ``--seconds`` a running training saves a checkpoint, and the same
+command continues it. Several of these programs, each with a GPU, can share a folder of runs and a file of results.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,7 @@ HEAD = 128  # channels of a head where the number of heads is not the mixer's ow
 MULTIPLE = 32  # of feed-forward widths: others are slow on a GPU
 SPARE = 20.0  # seconds for a checkpoint
 LEAST = 40.0  # seconds left, below which no training starts
+MOST = 9  # learning rates that a model is tried at
 
 
 @dataclass(frozen=True)
@@ -82,25 +85,42 @@ class Losses:
         return {row["name"]: row for row in read_json(self.path)["rows"]} if self.path.exists() else {}
 
     def swept(self, model: str) -> list[Training]:
-        """Short trainings of ``model``."""
-        return [Training(model, self.asked.dims[0], rate, self.asked.sweep_steps) for rate in self.asked.rates]
+        """Short trainings of ``model``: at the rates asked for, then beyond them until the best has others on both sides."""
+        rows, rates = self.rows, sorted(self.asked.rates)
+
+        def made(rate: float) -> Training:
+            return Training(model, self.asked.dims[0], rate, self.asked.sweep_steps)
+
+        while len(rates) < MOST and all(made(rate).name in rows for rate in rates):
+            losses = {rate: last(rows[made(rate).name]) for rate in rates}
+            best = min(losses, key=losses.__getitem__)
+            if losses[best] == float("inf"):
+                break
+            if best == rates[0]:
+                rates.insert(0, best / 2)
+            elif best == rates[-1]:
+                rates.append(best * 2)
+            else:
+                break
+        return [made(rate) for rate in rates]
 
     def best(self, model: str) -> float | None:
         """Learning rate with the lowest loss; None before all short trainings of ``model`` are finished."""
-        rows = self.rows
-        if any(t.name not in rows for t in self.swept(model)):
+        rows, swept = self.rows, self.swept(model)
+        if any(t.name not in rows for t in swept):
             return None
-        return min(self.swept(model), key=lambda t: last(rows[t.name])).learning_rate
+        return min(swept, key=lambda t: last(rows[t.name])).learning_rate
 
     def long(self) -> list[Training]:
-        """Long trainings that can start."""
+        """Long trainings that can start, the largest and slowest first, so that several programs end at about the same time."""
         best = {model: self.best(model) for model in self.asked.models}
-        first = self.asked.dims[0]
+        first, rows = self.asked.dims[0], self.rows
+        speeds = {m: max(rows[t.name].get("tokens_per_second") or 0 for t in self.swept(m)) for m, rate in best.items() if rate is not None}
         return [
             Training(model, dim, rate * first / dim, self.asked.steps)
-            for dim in self.asked.dims
-            for model, rate in best.items()
-            if rate is not None
+            for dim in sorted(self.asked.dims, reverse=True)
+            for model in sorted(speeds, key=speeds.__getitem__)
+            if (rate := best[model]) is not None
         ]
 
     @cache  # noqa: B019  one object a program
@@ -121,18 +141,19 @@ class Losses:
             mixer_options={name: {"heads": n} for name, n in heads(model, dim).items()},
         )  # fmt: skip
 
-    def run(self, training: Training) -> None:
-        """Train unless another program does, and add the result to the file."""
+    def run(self, training: Training) -> bool:
+        """Train unless another program does, and add the result to the file; True if it has been added."""
         with claimed(self.asked.work / f"{training.name}.lock") as free:
             if not free or not self.time_left or training.name in self.rows:
-                return
+                return False
             row = self.trained(training)
             if row is None:
-                return
+                return False
             with claimed(self.asked.work / "results.lock", wait=True):
                 rows = [*self.rows.values(), row]
                 write_text(self.path, json.dumps({**self.head, "rows": rows}, indent=1) + "\n")
             print(f"{training.name}: {row.get('failure') or last(row)}, {row.get('tokens_per_second')} tokens/s", flush=True)
+            return True
 
     def trained(self, t: Training) -> dict[str, Any] | None:
         """Result of a training; None if it has been interrupted."""
@@ -141,7 +162,7 @@ class Losses:
             "mixer": MIXERS[t.model], "data": self.asked.data, "dim": t.dim, "layers": self.asked.layers, "ffn-dim": width,
             "context": self.asked.context, "batch-size": self.asked.batch_size, "learning-rate": t.learning_rate, "steps": t.steps,
             "eval-every": max(1, t.steps // (20 if t.steps == self.asked.steps else 1)), "eval-tokens": self.asked.eval_tokens,
-            "out": folder, "device": self.asked.device,
+            "warmup": self.asked.warmup, "out": folder, **({} if self.asked.device == "cuda" else {"device": self.asked.device}),
         }  # fmt: skip
         arguments = ["train", "--join-documents", *(f"--{name}={value}" for name, value in options.items())]
         arguments += [f"--mixer-option={name}.heads={n}" for name, n in heads(t.model, t.dim).items()]
@@ -149,13 +170,13 @@ class Losses:
         log = self.asked.work / f"{t.name}.log"
         process = self.start(target=linattn, args=(arguments, log))
         process.start()
-        process.join(max(1.0, self.ends - SPARE - time.monotonic()))
+        process.join(None if self.ends == float("inf") else max(1.0, self.ends - SPARE - time.monotonic()))
         if process.is_alive():
             os.kill(process.pid or 0, signal.SIGTERM)
             process.join()
             return None
         size = parameters(lambda: LanguageModel(self.config(t.model, t.dim, width)))
-        row = {"name": t.name, **vars(t), "ffn_dim": width, "parameters": size}
+        row = {"name": t.name, **vars(t), "ffn_dim": width, "parameters": size, "card": self.head["card"]}
         if process.exitcode:
             shutil.rmtree(folder, ignore_errors=True)
             return {**row, "failure": log.read_text().strip().rsplit("\n", 1)[-1][:300]}
@@ -172,21 +193,15 @@ class Losses:
         """Run what is left; True if everything has finished."""
         while self.time_left:
             rows = self.rows
-            rounds = zip(*map(self.swept, self.asked.models), strict=True)  # different models side by side: later ones find theirs compiled
-            short = [t for each in rounds for t in each if t.name not in rows]
-            if short:
-                with ThreadPoolExecutor(self.asked.jobs) as pool:
-                    list(pool.map(self.run, short))
-            if self.asked.sweep_only and all(t.name in self.rows for t in short):
+            rounds = zip_longest(*map(self.swept, self.asked.models))  # different models side by side: later ones find theirs compiled
+            short = [t for each in rounds for t in each if t is not None and t.name not in rows]
+            left = [] if self.asked.sweep_only else [t for t in self.long() if t.name not in rows]
+            if not short and not left:
                 return True
-            left = [] if self.asked.sweep_only else [t for t in self.long() if t.name not in self.rows]
-            if not left and len(self.long()) == len(self.asked.models) * len(self.asked.dims):
-                return True
-            before = len(self.rows)
-            for training in left:
-                self.run(training)
-            if len(self.rows) == before:  # another program has the rest
-                time.sleep(1)
+            with ThreadPoolExecutor(self.asked.jobs) as pool:
+                done = any(list(pool.map(self.run, short)))
+            if not done and not any(self.run(training) for training in left):  # one, then what is left is seen anew
+                time.sleep(1)  # other programs have the rest
         return False
 
 
@@ -239,9 +254,10 @@ def options(parser: argparse.ArgumentParser, arguments: list[str] | None) -> arg
     parser.add_argument("--models", default=list(MIXERS), type=lambda text: text.split(","), help=f"of {', '.join(MIXERS)}")
     parser.add_argument("--dims", default=[512, 1024], type=lambda text: [int(n) for n in text.split(",")], help="widths of the models")
     parser.add_argument("--layers", type=positive, default=8)
-    parser.add_argument("--rates", default=[0.001, 0.0025, 0.006], type=lambda text: [float(n) for n in text.split(",")])
-    parser.add_argument("--sweep-steps", type=positive, default=200)
+    parser.add_argument("--rates", default=[0.0005, 0.001, 0.002], type=lambda text: [float(n) for n in text.split(",")])
+    parser.add_argument("--sweep-steps", type=positive, default=300)
     parser.add_argument("--steps", type=positive, default=1200)
+    parser.add_argument("--warmup", type=positive, default=60, help="steps in which the learning rate rises, short trainings included")
     parser.add_argument("--batch-size", type=positive, default=16)
     parser.add_argument("--context", type=positive, default=2048)
     parser.add_argument("--eval-tokens", type=positive, default=1 << 17)
@@ -274,7 +290,7 @@ def about(asked: argparse.Namespace, facts: dict[str, Any], arguments: list[str]
         "schema": "linattn.losses", "card": facts["card"], "run": facts, "command": command(arguments),
         "date": datetime.now(UTC).date().isoformat(),
         "data": {**data, "vocabulary": index["vocab_size"], "sha256": index["sha256"]},
-        **{name: getattr(asked, name) for name in ("context", "batch_size", "layers", "dims", "rates", "steps", "sweep_steps")},
+        **{name: getattr(asked, name) for name in ("context", "batch_size", "layers", "dims", "rates", "steps", "sweep_steps", "warmup")},
         "mixers": {name: MIXERS[name] for name in asked.models},
     }  # fmt: skip
 

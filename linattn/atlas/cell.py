@@ -97,7 +97,7 @@ def _summed(title: Both, spec: Spec) -> str:
 
 def _low(spec: Spec) -> int:
     """Height of the output's box: lower by a step for each operation on the way to it."""
-    return BOXES + 48 * ((spec.normalize or spec.skip) + spec.gate)
+    return BOXES + 48 * (spec.normalize + spec.skip + spec.gate)
 
 
 def _height(spec: Spec) -> int:
@@ -109,7 +109,7 @@ def _convolved(spec: Spec, places: tuple[float, ...]) -> list[str]:
     if not spec.conv:
         return []
     y, left, right = BOXES + 46, min(places) - 44, max(places) + 44
-    name = Both(f"short convolution, {spec.conv} tokens", f"短卷积，宽 {spec.conv}")
+    name = Both(f"short convolution ({spec.conv})", f"短卷积（{spec.conv}）")
     frame = f'<g class="t tv"><rect class="box" x="{left:g}" y="{y - 11}" width="{right - left:g}" height="22" rx="5"/></g>'
     return [*(wire([(x, y - 11), (x, BOXES + 22)], "v") for x in places), frame, text((left + right) / 2, y + 4.5, name, "shape")]
 
@@ -155,9 +155,10 @@ def _read(spec: Spec, k: int, v: int) -> list[str]:
         parts += [wire([(AFTER + 36, LINE), (READ, LINE), (READ, 134)])]
     parts += [wire([(READ, 166), (READ, low - 23)], "output")]
     if spec.normalize:
-        parts += [node(READ, BOXES - 10, "÷", "output"), text(READ - 24, BOXES - 5, "q z", "shape", "end")]
+        parts += [node(READ, BOXES - 10, "÷", "output"), text(READ - 8, BOXES + 18, "q z", "shape", "end")]
     if spec.skip:
-        parts += [node(READ, BOXES - 10, "+", "v"), text(READ + 22, BOXES - 5, "v", "shape", "start")]
+        y = BOXES - 10 + 48 * spec.normalize
+        parts += [node(READ, y, "+", "v"), text(READ + 22, y + 5, "v", "shape", "start")]
     if spec.gate:
         parts += [node(READ, low - 58, "⊙", "q"), f'<g class="tq">{symbol(READ + 27, low - 53, "g_t")}</g>']
     return parts
@@ -183,7 +184,7 @@ def _growing(seen: Inspection) -> str:
             wire([(BEFORE + 46, LINE), (AFTER - 44, LINE)]),
             *lists,
             *(
-                text(x, LINE + 52 + 16 * i, f"{name} [{t}, {size}]", "shape")
+                text(x - 40, LINE + 52 + 18 * i, f"{name} [{t}, {size}]", "shape", "start")
                 for x, t, _ in rows
                 for i, (name, size) in enumerate((("K", k), ("V", v)))
             ),

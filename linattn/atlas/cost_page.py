@@ -140,11 +140,11 @@ def pages(atlas: Atlas) -> Iterator[Page]:
 
 
 TEXT = Both(
-    "Softmax compares every token with every earlier one: reading a prompt of length L takes L² operations, and every new "
+    "Softmax compares every token with every earlier one: the work of reading a prompt of length L grows as L², and every new "
     "token has to look at a "
     "cache that grew by one row. A state of fixed size makes the first a straight line and the second a constant. What is "
     "cheap for a short text may not be for a long one: look where the lines cross.",
-    "softmax 让每个 token 与此前每个 token 比较：读入长度为 L 的提示要 L² 次运算，而每个新 token 都得翻看一个又长了一行的缓存。"
+    "softmax 让每个 token 与此前每个 token 比较：读入长度为 L 的提示，运算量按 L² 增长，而每个新 token 都得翻看一个又长了一行的缓存。"
     "固定大小的状态把前者变成直线，把后者变成常数。短文本上开销小的，长文本上未必：看看两条线在哪里相交。",
 )
 HOW = Both(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from linattn.atlas.text import Both, labelled, spoken
+from linattn.atlas.text import Both, labelled, spoken, unbroken
 from linattn.models import pattern
 from linattn.report.words import memory, percent
 
@@ -31,7 +31,7 @@ def table(found: Table | None) -> str:
     if found is None or not found.rows:
         return f'<div class="note">{spoken(NOTHING, "p")}</div>'
     head = "".join(f'<th scope="col">{spoken(h)}</th>' for h in found.heads)
-    rows = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in found.rows)
+    rows = "".join("<tr>" + "".join(f"<td>{unbroken(cell)}</td>" for cell in row) + "</tr>" for row in found.rows)
     caption = f'<caption>{spoken(found.title)} <span class="small">{found.source}</span></caption>'
     frame = f'<div class="scroll" tabindex="0" role="region" {labelled(found.title)}>'
     return f"{frame}<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"

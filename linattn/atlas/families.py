@@ -26,8 +26,8 @@ def _family(en: str, zh: str, about: str, chinese: str) -> Family:
 FAMILY = {
     "softmax attention": _family(
         "Softmax and its caches", "softmax 及其缓存",
-        "Each query is compared with all tokens so far, and a softmax divides its weight among them.",
-        "每个查询与此前所有 token 比较，由 softmax 分配权重。",
+        "Each query is compared with every token that it may see, and a softmax, or its hard limit, divides its weight among them.",
+        "每个查询与它看得到的每个 token 比较，由 softmax（或其硬极限）分配权重。",
     ),
     "fixed patterns": _family(
         "Fixed patterns", "固定模式", "A softmax over tokens that position alone selects: a window, a stride, a block.",
@@ -66,8 +66,8 @@ FAMILY = {
         "Decay", "衰减", "The state is multiplied by a factor below one before a token is written.", "写入一个 token 之前，状态先乘一个小于 1 的因子。"
     ),
     "delta rule": _family(
-        "Delta rule", "delta 规则", "What the state holds under a key is erased before the new value is written there.",
-        "先擦除状态在该键上保存的内容，再写入新值。",
+        "Delta rule", "delta 规则", "What the state holds under a key is erased, or solved for anew, when a value is written there.",
+        "写入新值时，先擦除状态在该键上的旧值，或重新求解整个状态。",
     ),
     "memories learned at test time": _family(
         "Memories learned at test time", "测试时学习的记忆", "The state is a small model, and each token is a step of gradient descent on it.",
@@ -81,10 +81,10 @@ FAMILY = {
         "token shift、逐通道衰减，当前 token 另有权重；后来的版本还会擦除。",
     ),
     "recurrent networks": _family(
-        "Recurrent networks", "循环网络", "A vector is passed from token to token, and gates decide how it changes.", "在 token 之间传递一个向量，由门决定它怎样变化。"
+        "Recurrent networks", "循环网络", "A vector is passed from token to token and rewritten at each of them, mostly by gates.", "在 token 之间传递一个向量，每个 token 改写一次，多数由门控制。"
     ),
     "convolutions": _family(
-        "Convolutions", "卷积", "Each output is a weighted sum over neighbours, with the same weights at every place.", "每个输出是邻近 token 的加权和，各处权重相同。"
+        "Convolutions", "卷积", "At the core is a weighted sum over neighbours, with the same weights at every place.", "核心是对邻近 token 的加权和，各处权重相同。"
     ),
     "feed-forwards": _family(
         "Feed-forwards", "前馈层", "Each token is transformed alone; the mixers decide which tokens read which.", "每个 token 单独变换；谁读谁由混合层决定。"

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 TITLE = Both("Linear attention, drawn by the code that computes it", "线性注意力图解：每张图都由库的代码算出")
 LEAD = Both(
     "Softmax attention looks back at every token and pays for it with a cache that grows. Replace the similarity by one that "
-    "factors, and the whole past fits into one matrix. The systems here differ in what they write into it, how it decays and what "
+    "factors, and the whole past fits into one matrix. Linear attentions differ in what they write into it, how it decays and what "
     "they erase.",
-    "softmax 注意力回看每一个 token，缓存随之不断增长。把相似度换成可以分解的形式，全部历史就能装进一个矩阵。各种方法的区别在于：往里写入什么，"
+    "softmax 注意力回看每一个 token，缓存随之不断增长。把相似度换成可以分解的形式，全部历史就能装进一个矩阵。各种线性注意力的区别在于：往里写入什么，"
     "怎样衰减，又擦除什么。",
 )
 RECURRENCE = (

@@ -31,8 +31,8 @@ def index(entry: Entry, inspections: Iterable[Inspection]) -> Page:
                 f'<ul class="cards systems">{cards}</ul></section>'
             )
     lead = Both(
-        f"{len(seen)} systems by family, each with the weights that its outputs give to the twelve tokens of one sentence.",
-        f"{len(seen)} 种方法，按类别排列，各附其输出对同一句话十二个 token 的权重。",
+        f"{len(seen)} systems by family; where an output is a weighted sum of values, the picture shows the weights on one sentence.",
+        f"{len(seen)} 种方法，按类别排列；凡输出是值的加权和的，附上同一句话上的权重图。",
     )
     return Page(entry.path, entry.name, "\n".join(parts), lead=lead)
 
@@ -62,8 +62,13 @@ def _card(x: Inspection) -> str:
     return (
         f'<li data-year="{x.info.year}" data-families="{kinds}" data-named="{named}" data-words="{escape(words)}">'
         f'<a class="card small" href="{escape(x.info.name)}.html">'
-        f"{drawn}<span>{spoken(x.title, 'b')}<small>{x.info.year or ''} · <code>{escape(x.info.name)}</code></small></span></a></li>"
+        f"{drawn}<span>{spoken(x.title, 'b')}<small>{x.info.year or ''} · <code>{_breakable(x.info.name)}</code></small></span></a></li>"
     )
+
+
+def _breakable(name: str) -> str:
+    """Let a line end after each underscore of ``name``."""
+    return escape(name).replace("_", "_<wbr>")
 
 
 def thumbnail(matrix: list[list[float]], causal: bool) -> str:

@@ -25,7 +25,7 @@ from linattn.mixers.taxonomy import families
 
 HEADS = 4  # heads of a matrix that are shown
 SHOWN = 6  # rows and columns of a state that are shown
-VECTOR = 32  # channels of a vector that are shown
+VECTOR = 24  # channels of a vector that are shown
 RULES = ("none", "constant", "head", "channel", "erase", "scores", "other")  # scores: keeps every token and compares with each
 PAIRED = ("sequence", "cross", "grid")  # kinds in which tokens read tokens
 FIRST = ("S", "c", "h", "memory")  # the states that hold the past, where a mixer has several: a matrix, a cell, a hidden state
@@ -121,7 +121,7 @@ def _inspection(known: Info, options: dict[str, object], mixer: Mixer, x: Tensor
     return replace(seen, states=states_of(steps), shapes=shapes, stepping=stepping)
 
 
-NO_PAIRS = Both("its tokens do not read each other one by one", "它的 token 之间不逐个相互读出")
+NO_PAIRS = Both("its tokens do not read each other one by one", "它的 token 之间并不逐个互读")
 NO_VALUES = Both(
     "its code makes no queries, keys and values, so there are no values for a matrix to weigh",
     "它的代码不产生查询、键与值，所以没有可供矩阵加权的值",
@@ -132,8 +132,7 @@ OF_CHANNELS = Both(
 )
 OWN_MIX = Both("its code mixes the tokens by an update of its own", "它的代码用自己的更新方式来混合 token")
 OWN_WEIGHTS = Both(
-    "its code makes queries, keys and values, but weighs the values otherwise than one run of the recurrence would",
-    "它的代码产生查询、键与值，但给值加权的方式与递推不同",
+    "its code makes queries, keys and values, but weighs the values in a way of its own", "它的代码产生查询、键与值，但按自己的方式给值加权"
 )
 NOTHING_HANDED = Both("it hands nothing from token to token", "它不在 token 之间传递任何东西")
 NO_STATE = Both(
@@ -169,7 +168,8 @@ def states_of(steps: list[dict[str, Tensor]]) -> States | None:
     name = next((k for k in FIRST if k in last), None) or max(sorted(last), key=lambda k: last[k].numel())
     shape = tuple(last[name].shape[1:])
     grows = any(step[name].shape != last[name].shape for step in steps)
-    values = [[_corner(head, grows, shape[0]) for head in _heads(step[name][0], grows)] for step in steps]
+    first = 0 if grows else _first(_heads(last[name][0], grows)[0])
+    values = [[_corner(head[first:], grows, shape[0]) for head in _heads(step[name][0], grows)] for step in steps]
     return States(name, shape, grows, len(_heads(last[name][0], grows)), [heads[:2] for heads in values])
 
 
@@ -184,6 +184,12 @@ def _heads(t: Tensor, grows: bool) -> list[Tensor]:
     if t.ndim == 4 and t.shape[-1] != 2:
         t = t.flatten(0, 1)
     return list(t.flatten(2).unbind(0))
+
+
+def _first(t: Tensor) -> int:
+    """First row to show: the first with a number if a memory of past tokens [slots, channels] still has empty ones in front, else 0."""
+    filled = t.abs().sum(-1).nonzero()
+    return 0 if len(filled) == 0 else min(int(filled[0]), max(len(t) - SHOWN, 0))
 
 
 def _corner(t: Tensor, grows: bool, length: int) -> list[list[float | None]]:

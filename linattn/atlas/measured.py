@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -201,7 +202,8 @@ def _reproduced(body: dict, seen: Inspection) -> Measured | None:
     """Rows of a study of ``linattn reproduce`` with this mixer, written as in its report."""
     heads, rows = results.of(body, seen.info.name)
     kinds = dict.fromkeys(m["accelerator"] or m["cpu"] for m in body["machines"])  # a study may have gone on on another of a kind
-    made = [str(body["command"]), *kinds, str(body["created"])[:10]]
+    command = re.sub(r" --out \S+", "", str(body["command"]))  # a folder of that machine
+    made = [command, *kinds, str(body["created"])[:10]]
     return Measured(both(body["title"]), ", ".join(made), [both(h) for h in heads], rows)
 
 

@@ -88,8 +88,8 @@ SCRIPT = Both(
     "图与中文文字要有 JavaScript 才能显示；没有时只能读到英文文字。",
 )
 FOOT = Both(
-    "The numbers on this page were computed by linattn's own ops when it was built; measurements state machine and date.",
-    "本页的数字由 linattn 自己的算子在生成页面时算出；实测数据另注明机器与日期。",
+    "Numbers were computed by linattn's own ops when this page was built, or in the page; measurements state machine and date.",
+    "数字由 linattn 自己的算子在生成本页时算出，或在页内算出；实测数据另注明机器与日期。",
 )
 
 

@@ -13,7 +13,7 @@ from linattn.atlas.families import FAMILY, Family
 from linattn.atlas.index import index
 from linattn.atlas.inspection import Inspection
 from linattn.atlas.page import Entry, Page, figure, rounded
-from linattn.atlas.text import Both, labelled, spoken
+from linattn.atlas.text import Both, labelled, spoken, unbroken
 from linattn.mixers import Cost, cost
 from linattn.mixers.errors import measured_errors
 from linattn.mixers.taxonomy import families
@@ -154,7 +154,7 @@ def _claimed(seen: Inspection) -> Both:
 
 
 def _mask(seen: Inspection) -> str:
-    title = Both("Who reads whom", "谁读了谁")
+    title = Both("Who reads whom", "谁读谁")
     if seen.matrix is None:
         why = seen.missing["matrix"]
         return _section("mask", title, _note(Both(f"There is no such matrix: {why.en}.", f"没有这样的矩阵：{why.zh}。")))
@@ -211,7 +211,7 @@ def _cost(seen: Inspection) -> str:
     c = cost(seen.info.name, dim=DIM, tokens=TOKENS)
     title = Both("Cost", "开销")
     how = Both(
-        f"One layer of width {DIM} with its own defaults, one sequence of {TOKENS:,} tokens, bfloat16; FLOPs count "
+        f"One layer of width {DIM} with default options, one sequence of {TOKENS:,} tokens, bfloat16; FLOPs count "
         "multiplications and additions.",
         f"一层，宽度 {DIM}，默认选项，一条 {TOKENS:,} 个 token 的序列，bfloat16；FLOPs 计乘法与加法。",
     )
@@ -264,7 +264,7 @@ def _checked(seen: Inspection) -> str:
 
 def _entry(text: str) -> str:
     """An entry of a table; a sentence gets room on a phone."""
-    cell = spoken(both(text), "td")
+    cell = unbroken(spoken(both(text), "td"))
     return cell.replace("<td", '<td class="words"') if len(text) > 32 else cell
 
 
@@ -272,16 +272,31 @@ def _measured(atlas: Atlas, seen: Inspection) -> Iterator[str]:
     tables = list(measured.of(atlas, seen))
     if not tables:
         return
-    parts = []
-    for t in tables:
-        head = "".join(f'<th scope="col">{spoken(h)}</th>' for h in t.heads)
-        rows = "".join("<tr>" + "".join(_entry(c) for c in row) + "</tr>" for row in t.rows)
-        caption = f'<caption>{spoken(t.title)} <span class="small">{spoken(both(t.source))}</span></caption>'
-        source = both(t.source)
-        where = labelled(Both(f"{t.title.en}: {source.en}", f"{t.title.zh}：{source.zh}"))  # two tables may share a title
-        region = f'<div class="scroll" tabindex="0" role="region" {where}>'
-        parts.append(f"{region}<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>")
-    yield _section("measured", Both("What was measured", "实测"), f'<div class="tables">{"".join(parts)}</div>')
+    shown = "".join(map(_table, tables))
+    yield _section("measured", Both("What was measured", "实测"), f'<div class="tables">{shown}</div>')
+
+
+def _table(t: measured.Measured) -> str:
+    """Set ``t`` under its title, by which a script closes long tables on a phone."""
+    shared, kept = _constant(t)
+    head = "".join(f'<th scope="col">{spoken(t.heads[i])}</th>' for i in kept)
+    rows = "".join("<tr>" + "".join(_entry(row[i]) for i in kept) + "</tr>" for row in t.rows)
+    source = both(t.source)
+    of_all = Both(
+        "".join(f"; {name.en} {value.en}" for name, value in shared), "".join(f"；{name.zh} {value.zh}" for name, value in shared)
+    )
+    caption = f"<caption>{unbroken(spoken(Both(source.en + of_all.en, source.zh + of_all.zh)))}</caption>"
+    where = labelled(Both(f"{t.title.en}: {source.en}", f"{t.title.zh}：{source.zh}"))  # two tables may share a title
+    region = f'<div class="scroll" tabindex="0" role="region" {where}>'
+    table = f"{region}<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    return f'<details class="measured" open><summary>{spoken(t.title)}</summary>{table}</details>'
+
+
+def _constant(t: measured.Measured) -> tuple[list[tuple[Both, Both]], list[int]]:
+    """Names and values of the columns that say the same in every row of several, and the numbers of the others."""
+    same = [i for i in range(len(t.heads)) if len(t.rows) > 1 and len({row[i] for row in t.rows}) == 1]
+    kept = [i for i in range(len(t.heads)) if i not in same]
+    return [(t.heads[i], both(t.rows[0][i])) for i in same if t.rows[0][i] != "–"], kept
 
 
 def _code(seen: Inspection) -> str:

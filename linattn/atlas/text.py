@@ -9,7 +9,7 @@ from html import escape
 from linattn.atlas.mathml import mathml, pieces
 from linattn.report.language import CODES, Both
 
-__all__ = ["CODES", "Both", "fragment", "labelled", "marked", "possessive", "spoken"]
+__all__ = ["CODES", "Both", "fragment", "labelled", "marked", "possessive", "spoken", "unbroken"]
 
 
 def spoken(words: Both, tag: str = "span") -> str:
@@ -17,6 +17,15 @@ def spoken(words: Both, tag: str = "span") -> str:
     if words.en == words.zh:
         return f"<{tag}>{marked(escape(words.en))}</{tag}>"
     return "".join(f'<{tag} lang="{CODES[k]}">{marked(escape(getattr(words, k)))}</{tag}>' for k in CODES)
+
+
+def unbroken(html: str) -> str:
+    """Keep units and spreads on the line of their numbers, and let a line end within the name of a pass."""
+    return (
+        re.sub(r"(?<=\d) (?=(?:%|[KMGT]i?B|ms)(?![\w/]))", "\u00a0", html)
+        .replace(" ± ", "\u00a0±\u00a0")
+        .replace("+backward", "+<wbr>backward")
+    )
 
 
 def possessive(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from linattn.atlas.svg import alone, drawing, text, wire
@@ -13,9 +14,28 @@ from linattn.report.language import HIDES, SWITCH, policy, script, spoken
 from linattn.report.trace import TITLES, ended, how, largest, lines, logits, name_of, quoted, shape, told
 from linattn.report.words import percent
 
-WIDTH, LEFT, ROW = 980, 190, 34
-CELLS, CELL = 48, 9  # of a strip: neighbouring channels share a cell, which shows the one farthest from 0
+ROW = 34
+CELL = 9  # of a strip: neighbouring channels share a cell, which shows the one farthest from 0
 CHIP = 7.8  # mean width of a character
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of a drawing: its width, where strips begin, their cells, and the length of a bar of 100 %; ``below``: names stand above strips."""
+
+    width: int
+    left: int
+    cells: int
+    bar: int
+    below: bool = False
+
+    @property
+    def head(self) -> int:
+        """Height of a name above what it names."""
+        return 24 if self.below else 0
+
+
+BROAD, NARROW = Layout(980, 190, 48, 360), Layout(400, 14, 40, 160, below=True)
 
 
 def svg(trace: Trace, language: str = "en") -> str:
@@ -26,7 +46,11 @@ def svg(trace: Trace, language: str = "en") -> str:
 def page(trace: Trace) -> str:
     """Make a self-contained page in English and Chinese."""
     title = Both(f"From text to text: {quoted(trace.prompt)}", f"从文本到文本：{quoted(trace.prompt)}")
-    pictures = "".join(f'<div lang="{code}">{svg(trace, key).partition(chr(10))[2]}</div>' for key, code in CODES.items())
+    pictures = "".join(
+        f'<div lang="{code}" class="{kind}">{alone(_drawn(trace, layout), key).partition(chr(10))[2]}</div>'
+        for key, code in CODES.items()
+        for kind, layout in (("broad", BROAD), ("narrow", NARROW))
+    )
     figures = "".join(f'<pre tabindex="0" lang="{c}">{escape(chr(10).join(lines(trace, k)))}</pre>\n' for k, c in CODES.items())
     return f"""{opening(policy())}
 <title data-title-en="{escape(title.en)} · linattn" data-title-zh="{escape(title.zh)} · linattn">{escape(title.en)} · linattn</title>
@@ -37,6 +61,8 @@ body {{ margin: 1.5rem auto; padding: 0 1rem; max-width: 1240px; background: #ff
 .switches {{ text-align: right; }}
 h1 {{ font-size: 1.3rem; overflow-wrap: anywhere; }}
 svg {{ display: block; width: 100%; height: auto; }}
+@media (min-width: 761px) {{ .narrow {{ display: none; }} .broad text.shape {{ font-size: 12.6px; }} }}
+@media (max-width: 760px) {{ .broad {{ display: none; }} .narrow text.shape, .narrow text.tick {{ font-size: 13px; }} }}
 pre {{ overflow-x: auto; padding: .8rem; background: #f6f8fa; border-radius: 8px; font-size: .82rem; }}
 </style>
 </head>
@@ -52,21 +78,23 @@ pre {{ overflow-x: auto; padding: .8rem; background: #f6f8fa; border-radius: 8px
 """
 
 
-def _drawn(trace: Trace) -> str:
+def _drawn(trace: Trace, layout: Layout = BROAD) -> str:
     """Draw from top to bottom: tokens, a strip for every stage, the candidates, the loop."""
     parts: list[str] = []
-    y = 20.0
-    y = _add(parts, *_chips(TITLES["tokenise"], trace.tokens, y))
+    left, width, y = layout.left, layout.width, 20.0
+    y = _add(parts, *_chips(TITLES["tokenise"], trace.tokens, y, layout))
     for stage in trace.stages[:-1]:
         title = {"embedding": TITLES["embedding"], "norm": Both("norm", "归一化")}.get(stage.part) or name_of(stage)
-        parts.append(wire([(LEFT - 12, y - 12), (LEFT - 12, y + 6)]))
-        y = _add(parts, _strip(stage, title, y), y + ROW + (14 if told(stage) else 0))
-    y = _add(parts, *_candidates(trace, y + 8))
-    y = _add(parts, *_chips(TITLES["loop"], trace.written, y + 8))
-    parts.append(text(LEFT, y, Both(f"ended {ended(trace).en}", ended(trace).zh), "tick", "start"))
-    parts.append(wire([(WIDTH - 26, y - 33), (WIDTH - 10, y - 33), (WIDTH - 10, 31), (WIDTH - 26, 31)], dashed=True))
+        if not layout.below:
+            parts.append(wire([(left - 12, y - 12), (left - 12, y + 6)]))
+        y = _add(parts, _strip(stage, title, y, layout), y + ROW + (58 if layout.below else 0) + (14 if told(stage) else 0))
+    y = _add(parts, *_candidates(trace, y + 8, layout))
+    y = _add(parts, *_chips(TITLES["loop"], trace.written, y + 8, layout))
+    parts.append(text(left, y, Both(f"ended {ended(trace).en}", ended(trace).zh), "tick", "start"))
+    if not layout.below:
+        parts.append(wire([(width - 26, y - 33), (width - 10, y - 33), (width - 10, 31), (width - 26, 31)], dashed=True))
     label = Both(f"One step of a generation after {quoted(trace.prompt)}", f"{quoted(trace.prompt)} 之后的一步生成")
-    return drawing(WIDTH, y + 16, parts, label, "cells")
+    return drawing(width, y + 16, parts, label, "cells")
 
 
 def _add(parts: list[str], drawn: str, y: float) -> float:
@@ -74,13 +102,14 @@ def _add(parts: list[str], drawn: str, y: float) -> float:
     return y
 
 
-def _chips(title: Both, tokens: Sequence[Token], y: float) -> tuple[str, float]:
+def _chips(title: Both, tokens: Sequence[Token], y: float, layout: Layout) -> tuple[str, float]:
     """Draw tokens in boxes, line after line, and return the next free y; of many the first and the last."""
-    parts, x = [text(8, y + 15, title, "name", "start")], float(LEFT)
+    parts, x = [text(8, y + 15, title, "name", "start")], float(layout.left)
+    y += layout.head
     for word in _words(tokens):
         width = CHIP * len(word) + 12
-        if x + width > WIDTH - 40:
-            x, y = float(LEFT), y + 28
+        if x + width > layout.width - (8 if layout.below else 40):
+            x, y = float(layout.left), y + 28
         parts.append(f'<g class="tk"><rect class="box" x="{x:g}" y="{y:g}" width="{width:g}" height="22" rx="5"/></g>')
         parts.append(text(x + width / 2, y + 15, word))
         x += width + 5
@@ -95,39 +124,44 @@ def _words(tokens: Sequence[Token], most: int = 60) -> Iterator[str]:
             yield f"… {len(tokens) - most} more …"
 
 
-def _strip(stage: Stage, title: Both, y: float) -> str:
+def _strip(stage: Stage, title: Both, y: float, layout: Layout) -> str:
     """Draw the last token's vector in cells (magnitude as size, sign as colour and shape), its shape, its largest entries, its state."""
-    count = min(CELLS, len(stage.vector))
+    count = min(layout.cells, len(stage.vector))
     bins = [part[part.abs().argmax()].item() for part in stage.vector.tensor_split(count)]
     scale = max(map(abs, bins)) or 1.0
     parts = [text(8 if stage.part != "ffn" else 34, y + 13, Both(*map(str.strip, title)), "name" if stage.part != "ffn" else "", "start")]
+    y += layout.head
     for i, value in enumerate(bins):
         kind, round_ = ("neg", 4) if value < 0 else ("pos", 1)
         parts.append(
-            f'<rect x="{LEFT + i * CELL}" y="{y + 2:g}" width="{CELL - 1}" height="16" rx="{round_}" class="{kind}" '
+            f'<rect x="{layout.left + i * CELL}" y="{y + 2:g}" width="{CELL - 1}" height="16" rx="{round_}" class="{kind}" '
             f'fill-opacity="{abs(value) / scale:.2f}" data-value="{value:.3g}"/>'
         )
-    right = LEFT + CELLS * CELL + 12
-    parts.append(text(right, y + 9, shape(stage.shape), "shape", "start"))
-    parts.append(text(right, y + 22, largest(stage), "shape", "start"))
+    right, low = (layout.left, y + 34) if layout.below else (layout.left + layout.cells * CELL + 12, y + 9)
+    parts.append(text(right, low, shape(stage.shape), "shape", "start"))
+    parts.append(text(right, low + (16 if layout.below else 13), largest(stage), "shape", "start"))
     if more := told(stage):
-        parts.append(text(LEFT, y + 31, more, "shape", "start"))
+        parts.append(text(layout.left, y + (66 if layout.below else 31), more, "shape", "start"))
     return "".join(parts)
 
 
-def _candidates(trace: Trace, y: float) -> tuple[str, float]:
+def _candidates(trace: Trace, y: float, layout: Layout) -> tuple[str, float]:
     """Draw the logits of the most likely tokens, and their probabilities as bars; the chosen one is marked."""
     size = trace.stages[-1].shape
     told = Both(*(f"{shape(size)}: {words}" for words in logits(size[-1])))
-    parts = [text(8, y + 13, TITLES["classify"], "name", "start"), text(LEFT, y + 13, told, "shape", "start")]
-    y += 26
+    left = layout.left
+    parts = [text(8, y + 13, TITLES["classify"], "name", "start"), text(left, y + 13 + layout.head, told, "shape", "start")]
+    y += 26 + layout.head
     parts.append(text(8, y + 13, TITLES["sample"], "name", "start") + text(8, y + 29, how(trace), "shape", "start"))
+    y += 2 * layout.head
     for token in trace.candidates:
         chosen = token.number == trace.written[0].number
-        parts.append(text(LEFT + 80, y + 13, quoted(token.text), "name" if chosen else "", "end"))
-        parts.append(f'<rect x="{LEFT + 90}" y="{y + 2:g}" width="{max(1.0, 360 * token.probability):.1f}" height="15" class="pos"/>')
+        parts.append(text(left + 80, y + 13, quoted(token.text), "name" if chosen else "", "end"))
+        parts.append(
+            f'<rect x="{left + 90}" y="{y + 2:g}" width="{max(1.0, layout.bar * token.probability):.1f}" height="15" class="pos"/>'
+        )
         figures = f"{percent(token.probability)}, logit {token.logit:.2f}"
         words = Both(f"{figures}  ← chosen", f"{figures}  ← 选中") if chosen else figures
-        parts.append(text(LEFT + 98 + max(1.0, 360 * token.probability), y + 13, words, "shape", "start"))
+        parts.append(text(left + 98 + max(1.0, layout.bar * token.probability), y + 13, words, "shape", "start"))
         y += 22
     return "".join(parts), y + 8

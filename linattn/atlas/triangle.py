@@ -19,9 +19,9 @@ ENTRY = Entry(
     "triangle.html",
     Both("One triangle", "同一个三角"),
     Both(
-        "Every causal system is a shaded lower triangle, and one that reads both ways a square. All side by side; click any "
-        "two to compare them.",
-        "每种因果方法都是一个深浅不一的下三角，双向的则填满方阵。把它们并排摆开，点任意两个，逐格比较。",
+        "What a causal system reads of the values is a shaded lower triangle; reading both ways fills the square. Click any two to "
+        "compare them.",
+        "因果方法怎样读各个值，就是一个深浅不一的下三角；双向的填满方阵。点任意两个，逐格比较。",
     ),
 )
 TEXT = Both(

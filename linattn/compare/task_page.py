@@ -10,7 +10,7 @@ from linattn.compare.tasks import Task
 from linattn.experiment.study import Row
 from linattn.report.charts import Chart, line_chart
 from linattn.report.html import document, how, machine_facts, measured_by, named, papers, plots, section, table
-from linattn.report.language import Both, Words, both, markup, spoken
+from linattn.report.language import Both, Words, both, listing, markup, spoken
 from linattn.report.plot import Axis, Heading, Series, bars
 from linattn.report.scales import linear
 from linattn.report.words import figure, tick
@@ -100,8 +100,8 @@ def _bars(rows: Sequence[Row], task: Task, which: int) -> Chart:
     title = Both(name.en[0].upper() + name.en[1:], name.zh)
     better = Both("lower", "越低越好") if f.lower_is_better else Both("higher", "越高越好")
     meaning = Both(f"{title.en} of the trained models; {better.en} is better.", f"训练后模型的{title.zh}，{better.zh}。")
-    listed = ", ".join(f"{model} {f.write(value)}" for model, value, _ in values)
-    found = Both(f"{listed}.", f"{listed}。")
+    listed = listing(f"{model} {f.write(value)}" for model, value, _ in values)
+    found = Both(f"{listed.en}.", f"{listed.zh}。")
     heading = Heading(f"figure-{which}", title, Both(f"{meaning.en} {found.en}", meaning.zh + found.zh))
     return Chart(title, meaning, found, bars(heading, values, f.write))
 

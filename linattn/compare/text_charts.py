@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from linattn.report.charts import Chart, line_chart
-from linattn.report.language import Both
+from linattn.report.language import Both, listing
 from linattn.report.plot import Axis, Heading, Series, bars
 from linattn.report.scales import Scale, linear, logarithmic
 from linattn.report.words import figure, memory, memory_tick, tick, times, tokens
@@ -80,9 +80,9 @@ def learning_per_step(report: dict) -> Chart:
         "Bits that a model needs for a byte of text it was not trained on; lower is better. All read the same data in the same order.",
         "模型对未参与训练的文本平均每字节所需的比特数，越低越好。所有模型按同样的顺序读同样的数据。",
     )
-    listed = ", ".join(f"{label(m['name'])} {_bits(m):.3f}" for m in sorted(report["mixers"], key=_bits))
+    listed = listing(f"{label(m['name'])} {_bits(m):.3f}" for m in sorted(report["mixers"], key=_bits))
     heading = Heading("learning-step", Both("Learning per step", "按步数看学习"), meaning)
-    found = Both(f"At the end: {listed}.", f"训练结束时：{listed}。")
+    found = Both(f"At the end: {listed.en}.", f"训练结束时：{listed.zh}。")
     return _learning(report, "step", heading, found, Both("optimizer steps", "优化步数"))
 
 
@@ -92,9 +92,9 @@ def learning_per_second(report: dict) -> Chart:
         "The same over the time that training took on this machine: a line that ends further left took less time.",
         "同样的曲线，横轴换成在这台机器上训练的时间：结束得越靠左，用时越短。",
     )
-    listed = ", ".join(f"{label(m['name'])} {figure(_seconds(m))} s" for m in sorted(report["mixers"], key=_seconds))
+    listed = listing(f"{label(m['name'])} {figure(_seconds(m))} s" for m in sorted(report["mixers"], key=_seconds))
     heading = Heading("learning-seconds", Both("Learning per second", "按时间看学习"), meaning)
-    found = Both(f"Seconds of training: {listed}.", f"训练用时：{listed}。")
+    found = Both(f"Seconds of training: {listed.en}.", f"训练用时：{listed.zh}。")
     return _learning(report, "seconds", heading, found, Both("seconds of training", "训练时间（秒）"))
 
 
@@ -119,9 +119,9 @@ def training(report: dict) -> Chart:
     values = [(label(m["name"]), m["training"]["tokens_per_second"], i) for i, m in enumerate(report["mixers"])]
     batch, context = report["options"]["batch_size"], report["options"]["train_context"]
     found = Both(f"Each step has {batch} sequences of {context:,} tokens.", f"每步 {batch} 条序列，每条 {context:,} 个 token。")
-    listed = ", ".join(f"{name} {figure(value)}" for name, value, _ in values)
-    heading = Heading("training", title, Both(f"{meaning.en} {listed}.", f"{meaning.zh}{listed}。"))
-    return Chart(title, meaning, found, bars(heading, values, lambda v: f"{figure(v)} tokens/s"))
+    listed = listing(f"{name} {figure(value)}" for name, value, _ in values)
+    heading = Heading("training", title, Both(f"{meaning.en} {listed.en}.", f"{meaning.zh}{listed.zh}。"))
+    return Chart(title, meaning, found, bars(heading, values, lambda v: Both(f"{figure(v)} tokens/s", f"{figure(v)} token/秒")))
 
 
 def _learning(report: dict, over: str, heading: Heading, found: Both, axis: Both) -> Chart:
@@ -138,13 +138,13 @@ def _ends(series: list[Series], say: Callable[[float], str]) -> Both:
     reached = sorted({p[0] for s in series for p in s.points})
     at = next((c for c in reversed(reached) if sum(c in dict(s.points) for s in series) > 1), reached[-1])
     values = sorted((dict(s.points)[at], s.name) for s in series if at in dict(s.points))
-    listed = ", ".join(f"{name} {say(value)}" for value, name in values)
+    listed = listing(f"{name} {say(value)}" for value, name in values)
     (low, _), (high, _) = values[0], values[-1]
     if high <= low:
-        return Both(f"At {at:,} tokens: {listed}.", f"{at:,} 个 token 处：{listed}。")
+        return Both(f"At {at:,} tokens: {listed.en}.", f"{at:,} 个 token 处：{listed.zh}。")
     ratio = times(high / low)
     least = f"最大为最小的 {ratio.removesuffix(' times')} 倍"
-    return Both(f"At {at:,} tokens: {listed}; the most is {ratio} the least.", f"{at:,} 个 token 处：{listed}；{least}。")
+    return Both(f"At {at:,} tokens: {listed.en}; the most is {ratio} the least.", f"{at:,} 个 token 处：{listed.zh}；{least}。")
 
 
 def _curve(mixer: dict) -> list[dict]:

@@ -22,8 +22,8 @@ NORMS = ("layer", "batch", "none")
     arxiv="1907.05242",
     year=2019,
     seeds=("001",),
-    equation=r"y = \sum_{h} \sum_{(i, j) \in I_h} \mathrm{softmax}_{I_h}\big(q_h^1 {c_h^i}^\top + q_h^2 {c_h'^j}^\top\big) v_{i n + j},"
-    r" (q_h^1, q_h^2) = \mathrm{norm}(x W_h)",
+    equation=r"s_{hij} = q_h^1 {c_h^i}^\top + q_h^2 {c_h'^j}^\top,\quad"
+    r" y = \sum_{h} \sum_{(i, j) \in I_h} \mathrm{softmax}_{I_h}(s_{hij})\, v_{i n + j},\quad (q_h^1, q_h^2) = \mathrm{norm}(x W_h)",
     kind="feed-forward",
     causal=False,
     linear_in_values=False,

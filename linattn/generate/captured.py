@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from linattn.generate import capacity
 from linattn.generate.deferral import Deferral
-from linattn.generate.fusion import on_gpu
 from linattn.generate.program import Program
 from linattn.generate.regions import compile_regions
 from linattn.generate.step_graph import make_step_graph
+from linattn.ops.gpu import on_gpu
 from linattn.state import State
 from linattn.state.identity import adapters, sums_of_bits
 

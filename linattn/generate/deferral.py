@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from linattn.generate.fusion import on_gpu
+from linattn.ops.gpu import on_gpu
 from linattn.ops.inputs import Flat
 from linattn.ops.torch import deferred as portable
 from linattn.ops.torch.deferred import Deferred

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from linattn.ops import gpu
+from linattn.ops.convolution_step import step_
+from linattn.ops.gpu import on_gpu
 from linattn.ops.linears import linears
 from linattn.ops.quantised import LINEAR as QUANTISED
 from linattn.ops.torch.linears import Norm
@@ -28,6 +29,7 @@ _BINARY = {aten.add.Tensor: "add", aten.mul.Tensor: "mul", aten.div.Tensor: "div
 
 def fuse(module: fx.GraphModule) -> None:
     """Fuse linear maps of ``module`` in place into calls of :func:`linattn.ops.linears.linears`."""
+    _fuse_unit_heads(module.graph)
     _fuse_narrow(module)
     _fuse_linears(module.graph)
     _fuse_gates(module.graph)
@@ -40,13 +42,15 @@ def calls(graph: fx.Graph, *targets: Any) -> list[Node]:
     return [node for node in graph.nodes if node.op == "call_function" and node.target in targets]
 
 
-def on_gpu(t: Tensor) -> bool:
-    """True if the GPU kernels accept ``t``'s device."""
-    return t.is_cuda and gpu.refusal(t.device) is None
-
-
 def is_node(x: Any) -> bool:
     return isinstance(x, fx.Node)
+
+
+def named(node: Node) -> dict[str, Any]:
+    """Arguments of a call of an operator of torch by their names in its schema, defaults included."""
+    arguments = node.target._schema.arguments
+    given = {**dict(zip((a.name for a in arguments), node.args, strict=False)), **node.kwargs}
+    return {a.name: given.get(a.name, a.default_value) for a in arguments}
 
 
 def constant(graph: fx.Graph, name: str, value: Any) -> Node:
@@ -54,6 +58,53 @@ def constant(graph: fx.Graph, name: str, value: Any) -> Node:
     node = graph.get_attr(name)
     node.meta["val"] = value
     return node
+
+
+def _fuse_unit_heads(graph: fx.Graph) -> None:
+    """Let a step of the short convolution on a GPU divide the heads of its first channels by their lengths."""
+    for node in calls(graph, step_):
+        size, channels, eps, norms = _unit_heads(node)
+        if norms and on_gpu(node.meta["val"]):
+            node.kwargs = {**node.kwargs, "size": size, "normed": channels, "eps": eps}
+            for norm in norms:
+                norm.replace_all_uses_with(named(norm)["x"])
+    graph.eliminate_dead_code()
+
+
+def _unit_heads(node: Node) -> tuple[int, int, float, list[Node]]:
+    """Size of the heads that are divided by their lengths after ``node``, their channels in all, eps, and the nodes that do it."""
+    none: tuple[int, int, float, list[Node]] = (0, 0, 0.0, [])
+    if len(node.users) != 1 or next(iter(node.users)).target is not aten.split_with_sizes.default:
+        return none
+    (split,) = node.users
+    if named(split)["dim"] not in (-1, 2):
+        return none
+    norms, channels = [], 0
+    for i, piece in enumerate(sorted(split.users, key=lambda n: n.args[1])):
+        norm = _after(_after(piece, aten.unflatten.int), torch.ops.linattn.norm.default)
+        if piece.args[1] != i or norm is None or not _plain_length(norm):
+            break
+        norms.append(norm)
+        channels += piece.meta["val"].shape[-1] if isinstance(piece.meta["val"], Tensor) else 0
+    kinds = {(norm.meta["val"].shape[-1], named(norm)["eps"]) for norm in norms}
+    if len(kinds) != 1:
+        return none
+    size, eps = kinds.pop()
+    return (size, channels, eps, norms) if size & (size - 1) == 0 else none
+
+
+def _plain_length(norm: Node) -> bool:
+    """True if ``norm`` divides by lengths, without a mean, a weight or a gate, and keeps the dtype."""
+    given = named(norm)
+    return not given["mean"] and given["weight"] is given["gate"] is None and given["x"].meta["val"].dtype == given["dtype"]
+
+
+def _after(node: Node | None, target: Any) -> Node | None:
+    """Sole user of ``node`` if it is a call of ``target``, else None."""
+    if node is None or len(node.users) != 1:
+        return None
+    (user,) = node.users
+    return user if user.target is target else None
 
 
 def _fuse_narrow(module: fx.GraphModule) -> None:
@@ -105,10 +156,10 @@ def _fuse_linears(graph: fx.Graph) -> None:
 
 def _operands(node: Node) -> tuple[Node, Any, Node | None]:
     """Input, weight and bias of a linear map; a quantised weight is a pair of nodes."""
+    given = named(node)
     if node.target is not QUANTISED:
-        return (*node.args, None)[:3]
-    x, codes, scale, bias = (*node.args, None)[:4]
-    return x, Quantised(codes, scale), bias
+        return given["input"], given["weight"], given["bias"]
+    return given["x"], Quantised(given["codes"], given["scale"]), given["bias"]
 
 
 def _nodes(*operands: Any) -> list[Node]:
@@ -139,8 +190,8 @@ def _normed(graph: fx.Graph, x: Node, users: int) -> tuple[Node, dict[str, Any]]
         return x, {}
     if x.target is aten.flatten.using_ints and x.args[1:] == (-2,) and len(x.args[0].users) == 1:
         normed = x.args[0]
-        if normed.target is torch.ops.linattn.norm.default and normed.args[4] and _one_dtype(normed):
-            o, weight, gate, eps = normed.args[:4]
+        if normed.target is torch.ops.linattn.norm.default and named(normed)["mean"] and _one_dtype(normed):
+            o, weight, gate, eps = (named(normed)[name] for name in ("x", "weight", "gate", "eps"))
             if weight is not None and (weight.op != "get_attr" or weight.meta["val"].dtype != o.meta["val"].dtype):
                 return x, {}
             source = graph.call_function(aten.flatten.using_ints, (o, -2))
@@ -153,7 +204,7 @@ def _normed(graph: fx.Graph, x: Node, users: int) -> tuple[Node, dict[str, Any]]
 
 
 def _one_dtype(normed: Node) -> bool:
-    o, gate, dtype = normed.args[0], normed.args[2], normed.args[5]
+    o, gate, dtype = (named(normed)[name] for name in ("x", "gate", "dtype"))
     return o.meta["val"].dtype == dtype and (gate is None or gate.meta["val"].dtype == dtype)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linattn.generate.fusion import on_gpu
+from linattn.ops.gpu import on_gpu
 from linattn.state import State
 
 ALIGNED = 16  # bytes

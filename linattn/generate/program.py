@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from linattn.generate.fusion import UNARY, Node
-from linattn.generate.step_graph import step_in_place
-from linattn.ops import one_query
+from linattn.ops import one_query, recurrence
 from linattn.ops.convolution_step import step_
 from linattn.ops.cpu import convolution_step, library, linear_attention
 from linattn.ops.cpu import linears as cpu
@@ -63,8 +62,8 @@ class Program:
             return args[0][args[1]]
         if target is linears and cpu.refusal(args[0], *args[1]) is None and _one_dtype(args, kwargs):
             return self._linears(args, kwargs)
-        if target is step_in_place:
-            o, denominator, run = linear_attention.bound_step(*map(self._dense, args[:13]))
+        if target is recurrence.step_:
+            o, denominator, run = linear_attention.bound_step(*map(self._dense, args))
             self._first(run)
             return o, denominator
         if str(target) == "linattn.norm.default" and _normable(*(args := self._in_one_dtype(args))):
@@ -72,10 +71,13 @@ class Program:
             y, run = cpu.bound_norm(x, weight, gate, eps, mean=mean)
             self._first(run)
             return y
-        if target is step_ and convolution_step.refusal(*args[:4], *args[5:7]) is None:
-            y, run = convolution_step.bound(*args[:5])
+        if target is step_ and _native_step(*args[:4], **kwargs):
+            y, run = convolution_step.bound(*args)
             self._first(run)
             return y
+        if target is one_query.append_:
+            self._first(partial(target, *args))
+            return None
         if target is ROWS and args[3] in library.DTYPES and args[2].dtype == torch.int64 and library.refusal(args[2]) is None:
             y, run = cpu.bound_rows(Quantised(*args[:2]), self._dense(args[2]), args[3])
             self._first(run)
@@ -134,6 +136,10 @@ def _one_dtype(args: tuple, kwargs: dict[str, Any]) -> bool:
     x, weights, biases = args
     plain = x, biases, [w for w in weights if not isinstance(w, Quantised)]
     return len({t.dtype for name, given in (("", plain), *kwargs.items()) if name != "finish" for t in _tensors(given)}) == 1
+
+
+def _native_step(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, normed: int = 0, **_: Any) -> bool:
+    return convolution_step.refusal(x, state, weight, bias, 0, normed) is None
 
 
 def _normable(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype) -> bool:  # noqa: ARG001

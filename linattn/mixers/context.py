@@ -16,7 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from linattn.ops import tracing
 from linattn.ops.checks import tensor
+from linattn.ops.one_query import append
 
 State = dict[str, Tensor]
 
@@ -100,7 +102,7 @@ class CallContext:
         elif self.taken is None:
             slots = torch.cat([old.to(new.dtype), new], 1)
         else:
-            slots = old.index_copy(1, self.taken[:1], new)
+            slots = append(old, self.taken[:1], new)
         self.keep(name, slots)
         return slots
 
@@ -187,6 +189,13 @@ class CallContext:
         if self.returning:
             self.keep(name, self._last(old, x, n))
         return old
+
+    def recorded(self, name: str, x: Tensor) -> Tensor | None:
+        """State ``name`` in the dtype of x [B, 1, D], if the call is a step of one token that a step graph records; else None."""
+        if not tracing.recording_step() or self.tokens != 1 or self.lengths is not None or not self.returning:
+            return None
+        old = self.get(name)
+        return None if old is None or old.dtype != x.dtype else old
 
     def _past(self, name: str, x: Tensor, n: int) -> Tensor | None:
         """Tokens that the state holds as ``name``, [rows, n, D] in x's dtype; None without a state."""

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linattn.mixers.context import CallContext
-from linattn.ops import sharding
+from linattn.ops import convolution_step, sharding
 from linattn.ops.norms import rms_norm, unit_length
 from linattn.ops.short_convolution import short_convolution
 
@@ -96,6 +96,10 @@ class ShortConvolution(nn.Module):
             old, new = x.tensor_split((self.width - 1,), 1)
             return short_convolution(new, self.weight, self.bias, before=old, activation=self.activation)
         if carry.cu_seqlens is None and not carry.sharded:
+            if (kept := carry.recorded(self.name, x)) is not None and self.width > 1:
+                y, last = convolution_step.step(x, kept, self.weight, self.bias, self.activation)
+                carry.keep(self.name, last)
+                return y
             before = carry.before(self.name, x, self.width - 1)
             return short_convolution(x, self.weight, self.bias, before=before, activation=self.activation)
         longer, places = carry.context(self.name, x, self.width - 1)

@@ -5,10 +5,17 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
-from linattn.ops import checks, dispatch, tracing
+from linattn.ops import checks, dispatch, steps, tracing
 from linattn.ops.torch import convolution_step as portable
+
+
+def step(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: bool) -> tuple[Tensor, Tensor]:
+    """Compute :func:`step_` without writing to ``state``: y [B, 1, D] and the next state [B, S, D]."""
+    found: tuple[Tensor, Tensor] = _step(x, state, weight, bias, activation)
+    return found
 
 
 def step_(
@@ -31,6 +38,18 @@ def step_(
     name = dispatch.choose("auto", _refusal, x, state, weight, bias, size, normed)
     run = portable.step_ if name == "torch" else _load(name).step_
     return cast(Tensor, run(x, state, weight, bias, activation, size, normed, eps, overlapped))
+
+
+def _run(x: Tensor, state: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    after = state.clone(memory_format=torch.contiguous_format)
+    return step_(x, after, *others), after
+
+
+_step = steps.define(
+    "convolution_step", "(Tensor x, Tensor state, Tensor weight, Tensor? bias, bool activation) -> (Tensor y, Tensor next)", _run,
+    lambda x, state, *_: (x.new_empty(x.shape), state.new_empty(state.shape)),
+    steps.Step(step_, {"state": "next"}, {"overlapped": True}),  # each state occurs once in a step, and steps run one after the other
+)  # fmt: skip
 
 
 def _load(name: str) -> ModuleType:

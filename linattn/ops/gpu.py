@@ -31,6 +31,11 @@ class Card(NamedTuple):
         """The capability as one number: 80 is an A100, 90 an H100, 120 an RTX 5090."""
         return 10 * self.capability[0] + self.capability[1]
 
+    @property
+    def tensor_memory(self) -> bool:
+        """True for cards whose products go through a memory of their own: B200 and its like, not an RTX 5090."""
+        return self.capability[0] in (10, 11)
+
 
 INTERPRETER = Card((0, 0), 1 << 40, 1)  # limits of Triton's interpreter
 
@@ -40,6 +45,11 @@ def refusal(device: torch.device, asked: bool = False) -> str | None:
     """Reason why no GPU kernel runs on ``device``, or None. ``asked``: the caller named the backend, which the interpreter requires."""
     found = _found(device, asked)
     return found if isinstance(found, str) else None
+
+
+def on_gpu(t: torch.Tensor) -> bool:
+    """True if ``t`` is on a GPU that the kernels support."""
+    return t.is_cuda and refusal(t.device) is None
 
 
 @constant_result

@@ -197,6 +197,8 @@ def form_of(name: str, inputs: Inputs, form: str) -> str:
 
 def _runs(name: str, inputs: Inputs, form: str) -> Callable[[Inputs], Outputs]:
     """Function of the backend ``name`` that runs ``inputs``."""
+    if name in ("cpu", "triton") and recurrence.recorded(inputs) and form_of(name, inputs, form) == "recurrent":
+        return recurrence.step
     if name == "triton":
         from linattn.ops.triton import linear_attention as kernels
 

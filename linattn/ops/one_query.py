@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from linattn.ops import steps, tracing
 from linattn.ops.operator import refused, register
 
 PIECE = 256  # slots of a piece on a GPU
@@ -28,6 +29,22 @@ def one_query(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> T
         return cast(Tensor, operator(q, k, v, seen, taken))
     o = in_pieces(_together(q, k), k.transpose(1, 2), v.transpose(1, 2), seen, PIECE)
     return o.flatten(1, 2)[:, None]
+
+
+def append(cache: Tensor, slot: Tensor, new: Tensor) -> Tensor:
+    """Cache [B, S, ...] with ``new`` [B, 1, ...] in the ``slot`` [1] int64."""
+    return cast(Tensor, _append(cache, slot, new) if tracing.recording_step() else cache.index_copy(1, slot, new))
+
+
+def append_(cache: Tensor, slot: Tensor, new: Tensor) -> None:
+    """Write ``new`` into the ``slot`` of ``cache``."""
+    cache.index_copy_(1, slot, new)
+
+
+_append = steps.define(
+    "append", "(Tensor cache, Tensor slot, Tensor new) -> Tensor next", lambda cache, slot, new: cache.index_copy(1, slot, new),
+    lambda cache, *_: torch.empty_like(cache), steps.Step(append_, {"cache": "next"}),
+)  # fmt: skip
 
 
 def of_taken(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> Tensor:

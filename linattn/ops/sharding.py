@@ -96,7 +96,7 @@ def refuse_torch() -> None:
     if module is not None and F.scaled_dot_product_attention in getattr(module, "_replaced_functions", ()):
         raise RuntimeError(
             "torch's context_parallel exchanges no states between processes, so recurrent layers would be wrong: "
-            "use linattn.parallel.context_parallel(layout)"
+            "use linattn.parallel.context_parallel(layout); torch 2.11 stays in its own after an error, so start a new process"
         )
 
 

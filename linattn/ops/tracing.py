@@ -6,6 +6,9 @@ in their place. Only this module detects such tools.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 _PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
 _KNOWN = (*_PLAIN, FakeTensor)
 _modes, _state = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state  # looked up once, since every call needs them
+_step: ContextVar[bool] = ContextVar("recording_step", default=False)
 _VMAP: Any = torch._C._parse_dispatch_key("VmapMode")  # the vmap of torch.autograd.grad
 
 
@@ -45,6 +49,21 @@ def faked(*tensors: Tensor | None) -> bool:
     if torch.compiler.is_compiling() or not torch._C._len_torch_dispatch_stack() or transformed():
         return False
     return any(type(t) is FakeTensor for t in tensors)
+
+
+def recording_step() -> bool:
+    """True while a step graph is recorded, in which states change by step operators."""
+    return not torch.compiler.is_compiling() and _step.get()
+
+
+@contextmanager
+def step_recorded() -> Iterator[None]:
+    """Context in which :func:`recording_step` is true, for this thread."""
+    before = _step.set(True)
+    try:
+        yield
+    finally:
+        _step.reset(before)
 
 
 def foreign(*tensors: Tensor | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterable
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -54,6 +55,12 @@ def drawn(place: str, words: Words) -> str:
     if isinstance(words, str) or words.en == words.zh:
         return f"<text {place}>{escape(words if isinstance(words, str) else words.en)}</text>"
     return "".join(f'<text {place} lang="{CODES[k]}">{escape(getattr(words, k))}</text>' for k in CODES)
+
+
+def listing(parts: Iterable[str]) -> Both:
+    """List ``parts``, which are the same in both languages, with the separator of each."""
+    found = list(parts)
+    return Both(", ".join(found), "、".join(found))
 
 
 def sentence(*parts: Words) -> Both:

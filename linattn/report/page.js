@@ -25,4 +25,28 @@
     stored(toggle.dataset.other);
     speak(toggle.dataset.other);
   });
+
+  // A table that is wider than its place is folded: each row becomes a block in which every cell has the name of its column.
+  function fold(place) {
+    const table = place.querySelector("table"), name = (head, code) => (head.querySelector(`span[lang="${code}"]`) ?? head).textContent.trim();
+    table.classList.remove("folded");
+    const wide = place.scrollWidth > place.clientWidth + 1;
+    table.classList.toggle("folded", wide);
+    place.tabIndex = wide ? -1 : 0; // nothing to scroll
+    for (const [role, nodes] of [["table", [table]], ["rowgroup", table.tBodies], ["row", table.rows], ["cell", table.querySelectorAll("td")]]) {
+      for (const node of nodes) wide ? node.setAttribute("role", role) : node.removeAttribute("role");
+    }
+    const heads = [...table.tHead.rows[0].cells].map((head) => ({ columnEn: name(head, "en"), columnZh: name(head, "zh-Hans") }));
+    for (const row of wide ? table.tBodies[0].rows : []) {
+      for (const [i, cell] of [...row.cells].entries()) {
+        Object.assign(cell.dataset, heads[i]);
+        cell.classList.toggle("empty", cell.textContent === "–");
+      }
+    }
+  }
+  const tables = [...document.querySelectorAll(".scroll")].filter((place) => place.querySelector("thead"));
+  const all = () => tables.forEach(fold);
+  all();
+  addEventListener("resize", all);
+  toggle.addEventListener("click", all);
 })();

@@ -12,11 +12,12 @@ from html import escape
 from linattn.report.language import Words, both, drawn, labelled, sentence
 from linattn.report.scales import Scale
 
-WIDTH, HEIGHT = 460, 300
+WIDTH, HEIGHT = 400, 300  # units that are pixels on a phone, so that text of 13 can be read there
 TOP, BOTTOM, LEFT = 26, 42, 58
+LEAST = 110  # width of the part of a plot that holds its lines
 LABEL = 14  # least distance of two labels' base lines
 STYLES = 10  # styles in the style sheet; further series take them again
-CHARACTER = 8.1  # mean width of a character of a label; of WIDE ones half as much again
+CHARACTER = 8.3  # mean width of a character of a label; of WIDE ones half as much again
 WIDE = frozenset("mwMW")
 
 
@@ -49,13 +50,15 @@ class Heading:
 
 def lines(heading: Heading, series: Sequence[Series], x: Axis, y: Axis) -> str:
     """Lines with markers over two axes; each is named at its right end."""
-    right = WIDTH - 17 - CHARACTER * max(len(name) + 0.5 * sum(c in WIDE for c in name) for name in (both(s.name).en for s in series))
+    names = CHARACTER * max(len(name) + 0.5 * sum(c in WIDE for c in name) for name in (both(s.name).en for s in series))
+    width = max(WIDTH, LEFT + LEAST + 17 + names)
+    right = width - 17 - names
     height = max(HEIGHT, TOP + BOTTOM + LABEL * len(series))
     frame = _Frame(x, y, right, height)
-    return _svg(heading, [*frame.grid(), *(frame.line(s) for s in series), *frame.names(series)], height, "lines")
+    return _svg(heading, [*frame.grid(), *(frame.line(s) for s in series), *frame.names(series)], height, "lines", width)
 
 
-def bars(heading: Heading, values: Sequence[tuple[str, float, int]], write: Callable[[float], str]) -> str:
+def bars(heading: Heading, values: Sequence[tuple[str, float, int]], write: Callable[[float], Words]) -> str:
     """Horizontal bars from 0, each (name, value, style), the name above and the value after it."""
     step, longest = 44, max(v for _, v, _ in values) or 1.0
     parts = []
@@ -63,7 +66,7 @@ def bars(heading: Heading, values: Sequence[tuple[str, float, int]], write: Call
         top, length = 6 + i * step, max(1.0, (WIDTH - 130) * value / longest)
         parts.append(f'<text class="name" x="2" y="{top + 11}">{escape(name)}</text>')
         parts.append(f'<rect class="s{style % STYLES}" x="2" y="{top + 17}" width="{length:.1f}" height="16" rx="2"/>')
-        parts.append(f'<text class="name" x="{length + 8:.1f}" y="{top + 29}">{escape(write(value))}</text>')
+        parts.append(drawn(f'class="name" x="{length + 8:.1f}" y="{top + 29}"', write(value)))
     return _svg(heading, parts, 6 + step * len(values), "bars")
 
 
@@ -110,12 +113,13 @@ class _Frame:
             _, y = self.at(self.x.scale.low, value)
             parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{self.right:.1f}"/>')
             parts.append(f'<text class="tick" x="{LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{escape(self.y.write(value))}</text>')
-        for value in self.x.scale.ticks:
-            x, _ = self.at(value, self.y.scale.low)
+        written = [self.x.write(value) for value in self.x.scale.ticks]
+        places = [self.at(value, self.y.scale.low)[0] for value in self.x.scale.ticks]
+        every = _apart(places, CHARACTER * max(map(len, written)) + 6)
+        for i, (x, name) in enumerate(zip(places, written, strict=True)):
             parts.append(f'<path class="grid" d="M{x:.1f} {TOP}V{self.height - BOTTOM + 4}"/>')
-            parts.append(
-                f'<text class="tick" x="{x:.1f}" y="{self.height - BOTTOM + 17}" text-anchor="middle">{escape(self.x.write(value))}</text>'
-            )
+            if i % every == 0:
+                parts.append(f'<text class="tick" x="{x:.1f}" y="{self.height - BOTTOM + 17}" text-anchor="middle">{escape(name)}</text>')
         return parts
 
     def line(self, series: Series) -> str:
@@ -137,6 +141,11 @@ class _Frame:
         return parts
 
 
+def _apart(places: Sequence[float], least: float) -> int:
+    """Smallest n for which every n-th of the ascending ``places`` is at least ``least`` from the next."""
+    return next(n for n in range(1, len(places) + 1) if all(b - a >= least for a, b in zip(places[::n], places[n::n], strict=False)))
+
+
 def _marker(style: int, x: float, y: float) -> str:
     """The outline of a marker around (x, y): circle, square, triangle, diamond, in turn."""
     shapes = (
@@ -148,8 +157,8 @@ def _marker(style: int, x: float, y: float) -> str:
     return f"M{x:.1f} {y:.1f}{shapes[style % len(shapes)]}"
 
 
-def _svg(heading: Heading, parts: Sequence[str], height: float, kind: str) -> str:
-    size, drawing = f'class="{kind}" viewBox="0 0 {WIDTH} {height}" role="img"', "".join(parts)
+def _svg(heading: Heading, parts: Sequence[str], height: float, kind: str, width: float = WIDTH) -> str:
+    size, drawing = f'class="{kind}" viewBox="0 0 {width:g} {height:g}" role="img"', "".join(parts)
     if isinstance(heading.title, str) and isinstance(heading.description, str):
         named = (
             f'<title id="{heading.key}-t">{escape(heading.title)}</title><desc id="{heading.key}-d">{escape(heading.description)}</desc>'

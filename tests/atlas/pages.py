@@ -11,7 +11,7 @@ SYSTEMS = ("softmax", "gla", "gated_deltanet", "lstm", "s4", "agent")
 class Elements(HTMLParser):
     """Elements with their attributes; refuses what is not nested."""
 
-    VOID = ("meta", "link", "input", "br", "img")
+    VOID = ("meta", "link", "input", "br", "img", "wbr")
 
     def __init__(self, html: str) -> None:
         super().__init__()

@@ -110,13 +110,68 @@ def test_on_a_phone_a_plot_and_the_two_orders_fit_and_turn_wide_again(open_page)
         assert page.locator(place).first.get_attribute("viewBox").split()[2] in ("760", "640")
 
 
-@pytest.mark.parametrize("path", ["systems/gla.html", "lab.html", "choose.html", "methods/delta.html", "methods/hybrids.html"])
-def test_a_phone_shows_equations_and_comparisons_whole(open_page, path):
-    """The tables of a system's measurements may scroll."""
-    script = """ns => ns.filter(n => n.getClientRects().length && n.scrollWidth > n.clientWidth + 1 && !n.closest("#measured"))
-        .map(n => n.textContent.slice(0, 60))"""
-    page = open_page(path, width=390).page
-    assert page.locator("main .equation, main dl.equations dd, main .wide, main .scroll").evaluate_all(script) == []
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(f"systems/{name}.html" for name in ("gla", "softmax", "agent", "lstm")),
+        *("lab.html", "choose.html", "capacity.html", "methods/delta.html", "methods/hybrids.html"),
+    ],
+)
+def test_nothing_scrolls_sideways(open_page, path):
+    """Equations, comparisons, and tables, those of measurements too: on a phone and in a window of 900 pixels."""
+    script = """ns => ns.filter(n => n.getClientRects().length && n.scrollWidth > n.clientWidth + 1).map(n => n.textContent.slice(0, 60))"""
+    for width, language in ((390, "en"), (390, "zh"), (900, "en")):
+        page = open_page(path, width=width, language=language).page
+        page.evaluate("document.querySelectorAll('main details').forEach(d => { d.open = true; })")
+        page.wait_for_timeout(50)
+        assert page.locator("main .equation, main dl.equations dd, main .wide, main .scroll").evaluate_all(script) == []
+
+
+@pytest.mark.parametrize("path", ["systems/softmax.html", "systems/agent.html", "systems/gated_deltanet.html"])
+def test_a_folded_table_names_each_cell_by_its_column(open_page, path):
+    """In the language of the page, and with the heads of the table as it stands in a wide window; cells that say nothing are left out."""
+    script = """ns => ns.flatMap(table => [...table.tBodies[0].rows].map(row => [...row.cells]
+        .filter(cell => getComputedStyle(cell).display !== "none" || cell.textContent === "–")
+        .map(cell => getComputedStyle(cell, "::before").content.replace(/^"|"$/g, "").replaceAll('\\\\"', '"'))))"""
+    heads = """ns => ns.flatMap(table => [...table.tBodies[0].rows].map(() => [...table.tHead.rows[0].cells].map(h => h.textContent &&
+        [...h.childNodes].filter(n => !n.lang || n.lang === document.documentElement.lang).map(n => n.textContent).join(""))))"""
+    for language in ("en", "zh"):
+        page = open_page(path, width=390, language=language).page
+        page.evaluate("document.querySelectorAll('main details').forEach(d => { d.open = true; })")
+        page.wait_for_timeout(50)
+        tables = page.locator("table.folded")
+        assert tables.count() > 0
+        named, wanted = tables.evaluate_all(script), tables.evaluate_all(heads)
+        assert len(named) == len(wanted) and all(a == b for a, b in zip(named, wanted, strict=True))
+
+
+def test_a_phone_closes_long_tables_of_measurements(open_page):
+    rows = "ns => ns.map(d => [d.open, d.querySelectorAll('tbody tr').length])"
+    narrow = open_page("systems/softmax.html", width=390).page.locator("details.measured").evaluate_all(rows)
+    assert {is_open for is_open, count in narrow if count <= 6} == {True} and {is_open for is_open, count in narrow if count > 6} == {False}
+    assert all(is_open for is_open, _ in open_page("systems/softmax.html", width=1400).page.locator("details.measured").evaluate_all(rows))
+
+
+SMALL = """ns => ns.filter(n => n.checkVisibility() && n.textContent.trim()).filter(n => {
+    const m = n.getScreenCTM();
+    return parseFloat(getComputedStyle(n).fontSize) * Math.hypot(m.b, m.d) < 10.95; }).map(n => n.textContent)"""
+
+
+@pytest.mark.parametrize(
+    "path", [*PAGES, "capacity.html", "story/2.html", "story/6.html", "story/8.html", "methods/chunks.html", "lab.html"]
+)
+def test_words_of_drawings_can_be_read_on_a_phone(open_page, path):
+    """At least 11 pixels, but for indices."""
+    assert open_page(path, width=390).page.locator("main svg text").evaluate_all(SMALL) == []
+
+
+def test_pairs_of_the_capacity_page_are_cut_into_lines_where_there_is_no_room(open_page, site):
+    """The same values, sixteen to a line."""
+    shown = data(site, "capacity.html")["capacity"]
+    wide, narrow = (open_page("capacity.html", width=width).cells("[data-figure=capacity]") for width in (1400, 390))
+    size = shown["size"]
+    lines = len(shown["values"]) // size
+    assert len(wide) == 3 * size and narrow == {(lines * r + c // size, c % size): v for (r, c), v in wide.items()}
 
 
 @pytest.mark.parametrize(

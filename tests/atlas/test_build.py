@@ -341,11 +341,14 @@ def test_measured_figures_are_those_of_the_files(tmp_path):
     build(tmp_path / "site", names=["gla", "lstm", "focused"], results=results)
     html = (tmp_path / "site" / "systems" / "gla.html").read_text()
     assert "<td>4,321</td><td>0.250</td><td>0.100</td>" in html and "77.0" not in html and "8 × 8" not in html
-    assert "<td>7.500</td><td>5.250</td><td>4,321</td><td>1.50 ms (256)</td>" in html and "A cpu, 2 threads, 2030-01-03" in html
+    assert "<td>7.500</td><td>5.250</td><td>4,321</td><td>1.50\u00a0ms (256)</td>" in html and "A cpu, 2 threads, 2030-01-03" in html
     focused = (tmp_path / "site" / "systems" / "focused.html").read_text()
-    assert "98.70 % ± 0.20 %" in focused
-    assert '<td lang="en">forward</td><td lang="zh-Hans">前向</td><td>4.57</td><td>–</td>' in focused and "<td>softmax</td>" in focused
-    assert "<td>1.23</td><td>7.00</td>" in html and "A &lt;card&gt;, 2030-01-01" in html and "0.500 ± 0.010" in html
+    assert "98.70\u00a0%\u00a0±\u00a00.20\u00a0%" in focused
+    assert "<td>focused</td><td>4.57</td><td>–</td>" in focused and "<td>softmax</td>" in focused
+    assert "2030-01-01; pass forward</span>" in focused and "2030-01-01；计算 前向</span>" in focused, (
+        "what every row says stands above them"
+    )
+    assert "<td>1.23</td><td>7.00</td>" in html and "A &lt;card&gt;, 2030-01-01" in html and "0.500\u00a0±\u00a00.010" in html
     assert "A &lt;small cpu&gt;, 2 threads, 2030-01-02" in html and "<td>bfloat16</td><td>6,543</td><td>1.23</td>" in html
     assert "linattn reproduce recall, A &lt;cpu&gt;, 2030-01-01" in html and "<td>gla heads 2</td>" in html and "2 pairs" not in html
     assert 'id="measured"' not in (tmp_path / "site" / "systems" / "lstm.html").read_text()

@@ -252,8 +252,8 @@ def test_the_label_of_a_gate_has_the_gate_s_colour(page):
 
 def test_gates_and_short_convolutions_are_drawn_where_the_code_has_them(site):
     drawn = {name: (site / "systems" / f"{name}.html").read_text(encoding="utf-8") for name in SYSTEMS}
-    assert "short convolution, 4 tokens" in drawn["gated_deltanet"] and "multiplied by a gate" in drawn["gated_deltanet"]
-    assert "short convolution, 4 tokens" not in drawn["gla"] and "multiplied by a gate" in drawn["gla"]
+    assert "short convolution (4)" in drawn["gated_deltanet"] and "multiplied by a gate" in drawn["gated_deltanet"]
+    assert "short convolution (4)" not in drawn["gla"] and "multiplied by a gate" in drawn["gla"]
 
 
 GATED = {

@@ -1,5 +1,7 @@
 """What is shown of a system is what its mixer computes."""
 
+import re
+
 import pytest
 import torch
 
@@ -22,6 +24,11 @@ RULES = {
 def made(name):
     torch.manual_seed(sentence.SEED)
     return create(name, dim=sentence.DIM).double().eval()
+
+
+@pytest.mark.parametrize("name", ["local", "transformer_xl", "compressive_transformer"])
+def test_of_a_memory_with_empty_slots_the_filled_ones_are_shown(name):
+    assert all(any(row) for row in inspect_mixer(name).states.values[-1][0])
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -104,3 +111,10 @@ def test_what_does_not_hand_anything_on_is_not_said_to_keep_a_state():
 
 def test_the_code_on_a_page_has_no_numbers_of_unnamed_texts():
     assert linattn.mixers.info("gla").seeds and "seeds" not in inspect_mixer("gla").code and "@register" in inspect_mixer("gla").code
+
+
+@pytest.mark.parametrize("name", ["focused", "slab", "gla", "rwkv6", "gated_deltanet"])
+def test_the_operations_of_a_cell_stand_apart(name):
+    """A division by the weights and a value that passes the state are two steps."""
+    places = re.findall(r'<circle class="box" cx="([\d.]+)" cy="([\d.]+)"', cell(inspect_mixer(name)))
+    assert len(places) == len(set(places))

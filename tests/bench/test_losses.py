@@ -28,7 +28,7 @@ def asked(folder):
     given = ["--data", str(folder / "tokens"), "--work", str(folder / "runs"), "--models", ",".join(MODELS), "--dims", "64,128"]
     (folder / "runs").mkdir()
     return losses.options(
-        argparse.ArgumentParser(), [*given, "--rates", "0.001,0.004", "--layers", "4", "--steps", "40", "--sweep-steps", "2"]
+        argparse.ArgumentParser(), [*given, "--rates", "0.001,0.002,0.004", "--layers", "4", "--steps", "40", "--sweep-steps", "2"]
     )
 
 
@@ -59,14 +59,52 @@ def test_the_sample_is_of_whole_documents_in_an_order_of_the_seed(folder):
 def test_long_trainings_start_at_the_best_rate_of_the_short_ones(asked, tmp_path):
     mine = losses.Losses(asked, tmp_path / "losses.json", {}, None)
     assert mine.long() == [] and mine.best("softmax") is None
-    rows = [row(t, 3.0 - 100 * t.learning_rate) for t in mine.swept("softmax")]
-    rows += [{"name": t.name, "failure": "no memory"} if t.learning_rate > 0.002 else row(t, 3.0) for t in mine.swept("hybrid")]
+    rows = [row(t, 3.0 + abs(t.learning_rate - 0.002)) for t in mine.swept("softmax")]
+    rows += [
+        {"name": t.name, "failure": "no memory"} if t.learning_rate > 0.002 else row(t, 3.0 - t.learning_rate, tokens_per_second=20.0)
+        for t in mine.swept("hybrid")
+    ]
     mine.path.write_text(json.dumps({"rows": rows}))
     found = [(t.model, t.dim, t.learning_rate) for t in mine.long()]
-    assert found == [("softmax", 64, 0.004), ("hybrid", 64, 0.001), ("softmax", 128, 0.002), ("hybrid", 128, 0.0005)]
+    assert found == [("hybrid", 128, 0.001), ("softmax", 128, 0.001), ("hybrid", 64, 0.002), ("softmax", 64, 0.002)]
     widths = [mine.width(model, 64) for model in MODELS]
     counts = [sum(p.numel() for p in losses.LanguageModel(mine.config(m, 64, w)).parameters()) for m, w in zip(MODELS, widths, strict=True)]
     assert all(w % losses.MULTIPLE == 0 for w in widths) and max(counts) < 1.2 * min(counts)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "tried"), [(0.0005, [0.00025, 0.0005, 0.001, 0.002, 0.004]), (0.008, [0.001, 0.002, 0.004, 0.008, 0.016])]
+)
+def test_the_best_rate_is_never_the_last_one_tried(asked, tmp_path, wanted, tried):
+    mine = losses.Losses(asked, tmp_path / "losses.json", {}, None)
+    rows = {}
+    while mine.best("softmax") is None:
+        rows |= {t.name: row(t, 3.0 + abs(t.learning_rate - wanted)) for t in mine.swept("softmax")}
+        mine.path.write_text(json.dumps({"rows": list(rows.values())}))
+    assert mine.best("softmax") == wanted
+    assert [t.learning_rate for t in mine.swept("softmax")] == tried
+
+
+def test_rates_end_where_every_training_fails(asked, tmp_path):
+    mine = losses.Losses(asked, tmp_path / "losses.json", {}, None)
+    mine.path.write_text(json.dumps({"rows": [{"name": t.name, "failure": "no memory"} for t in mine.swept("softmax")]}))
+    assert [t.learning_rate for t in mine.swept("softmax")] == [0.001, 0.002, 0.004]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_training_takes_the_gpu_by_itself(asked, tmp_path, device):
+    asked.device, seen = device, []
+    training = losses.Training("softmax", 64, 0.001, 2)
+    (asked.work / f"{training.name}.log").write_text("no memory\n")
+
+    def start(target, args):
+        seen.extend(args[0])
+        return argparse.Namespace(start=lambda: None, join=lambda seconds=None: None, is_alive=lambda: False, exitcode=1)
+
+    made = losses.Losses(asked, tmp_path / "losses.json", {"card": "a card"}, start).trained(training)
+    assert made["failure"] == "no memory" and made["card"] == "a card"
+    assert [a for a in seen if a.startswith("--device")] == (["--device=cpu"] if device == "cpu" else [])
+    assert "--warmup=60" in seen
 
 
 def test_a_training_belongs_to_one_program(asked, tmp_path):

@@ -12,8 +12,8 @@ from linattn.generate import fusion, step_graph
 from linattn.generate.prefill import prefill
 from linattn.generate.program import Program
 from linattn.models import LanguageModel, LMConfig
+from linattn.ops import convolution_step
 from linattn.ops.norms import unit_length
-from linattn.ops.short_convolution import short_convolution
 from linattn.state import State
 from tests.ops.errors import error
 
@@ -174,6 +174,7 @@ def _agrees(module, inputs, as_for_a_gpu, monkeypatch):
             for a, b in zip(Program(traced, [x.clone() for x in inputs]).outputs, module(*inputs), strict=True):
                 assert a.shape == b.shape and a.dtype == b.dtype
                 assert error(a.double(), b.double()) <= 1e-5
+    return traced
 
 
 W = {n: torch.randn(n, 8, generator=torch.Generator().manual_seed(n)) for n in (1, 2, 8)}
@@ -209,11 +210,14 @@ def unit(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("pieces", PIECES)
 def test_which_heads_of_a_convolution_are_normed(pieces, as_for_a_gpu, monkeypatch):
     def convolve(m, x, before):
-        return [*PIECES[pieces](short_convolution(x, m.weight, before=before)), torch.cat([before, x], 1)[:, 1:].clone()]
+        y, after = convolution_step.step(x, before, m.weight, None, True)
+        return [*PIECES[pieces](y), after]
 
     of = torch.Generator().manual_seed(0)
     inputs = [torch.randn(2, tokens, 24, generator=of) for tokens in (1, 3)]
-    _agrees(Own(convolve, weight=torch.randn(24, 1, 4, generator=of)), inputs, as_for_a_gpu, monkeypatch)
+    traced = _agrees(Own(convolve, weight=torch.randn(24, 1, 4, generator=of)), inputs, as_for_a_gpu, monkeypatch)
+    (step,) = fusion.calls(traced.graph, convolution_step.step_)
+    assert step.kwargs.get("normed", 0) == (16 if as_for_a_gpu and pieces == "the first two" else 0)
 
 
 @pytest.mark.parametrize("function", [

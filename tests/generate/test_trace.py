@@ -138,7 +138,9 @@ def test_the_page_is_in_both_languages(model):
     drawn = [ET.fromstring(svg(found, language)) for language in ("en", "zh")]
     english, chinese = ([t.text for t in root.iter("{http://www.w3.org/2000/svg}text")] for root in drawn)
     assert len(english) == len(chinese) and "6 loop" in english and "6 循环" in chinese and "6 loop" not in chinese
-    assert [page(found).count(f'<div lang="{code}">') for code in ("en", "zh-Hans")] == [1, 1]
+    assert [page(found).count(f'<div lang="{code}" class="{kind}">') for code in ("en", "zh-Hans") for kind in ("broad", "narrow")] == 4 * [
+        1
+    ]
 
 
 def test_a_prompt_with_backslashes_is_drawn(model):

@@ -6,7 +6,7 @@ import pytest
 
 from linattn.report.plot import LABEL, STYLES, Axis, Heading, Series, bars, lines, spread
 from linattn.report.scales import linear, logarithmic
-from linattn.report.words import tick
+from linattn.report.words import memory_tick, tick
 
 HEADING = Heading("p", "a <title> & more", "described")
 X, Y = Axis("tokens", logarithmic([256, 1024], base=2), tick), Axis("ms", linear([0, 10]), tick)
@@ -87,3 +87,19 @@ def test_svg_is_well_formed_and_named(svg):
 def test_bars_are_in_proportion():
     rects = [float(r.get("width")) for r in ET.fromstring(bars(HEADING, [("a", 4.0, 0), ("b", 1.0, 1)], tick)).iter("rect")]
     assert rects[0] == pytest.approx(4 * rects[1], rel=0.01)
+
+
+@pytest.mark.parametrize("ends", [(2**10, 2**16), (2**10, 2**14), (2**10, 2**11)])
+def test_ticks_stand_apart(ends):
+    """Those of bytes are long: some are left out where they would touch."""
+    x = Axis("bytes", logarithmic(ends, base=2), memory_tick)
+    ticks = _texts(lines(HEADING, [Series("gated_deltanet beta 2", [(e, 5.0) for e in ends], 0)], x, Y), "tick")[6:]
+    assert len(ticks) > 0
+    for a, b in itertools.pairwise(ticks):
+        assert float(b.get("x")) - float(a.get("x")) >= 7 * (len(a.text) + len(b.text)) / 2
+
+
+def test_the_part_with_the_lines_is_left_where_names_are_long():
+    svg = ET.fromstring(lines(HEADING, [Series("a very long name of a mixer with options", [(256, 5.0), (1024, 5.0)], 0)], X, Y))
+    left, right = (float(e.get("x")) for e in (_texts(ET.tostring(svg), "tick")[0], _texts(ET.tostring(svg), "name")[0]))
+    assert right - left > 110

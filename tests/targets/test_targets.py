@@ -23,7 +23,8 @@ from tests.targets.record import Record, merge
 ROOT = Path(__file__).parents[2]
 PLAIN = "norm-gated-bfloat16-64$"
 OTHERS = "(diagonal_scan-given-rows-bfloat16-4096|linears-gated-bfloat16-64|decode-beta-BTHK-bfloat16-64)$"
-WIDE = "attention-plain-BTHK-bfloat16-128$"  # whose gradients Triton 3.6 does not compile for sm_100 with eight warps
+# Triton 3.6 compiles neither the gradients of the first with eight warps for sm_100, nor one pass over the channels of the second.
+CHANNELS = "attention-plain-BTHK-bfloat16-(128|64)$"
 FAMILIES = [Family(*fields) for fields in product(range(3), range(3), (False, True), (False, True))]
 
 
@@ -32,7 +33,7 @@ FAMILIES = [Family(*fields) for fields in product(range(3), range(3), (False, Tr
     [
         pytest.param("sm_120", PLAIN, id="sm_120"),
         pytest.param("sm_120", OTHERS, id="sm_120-others", marks=pytest.mark.slow),
-        pytest.param("sm_100", WIDE, id="sm_100", marks=pytest.mark.slow),
+        pytest.param("sm_100", CHANNELS, id="sm_100", marks=pytest.mark.slow),
     ],
 )
 def test_compiles(target, cases, tmp_path):

@@ -29,16 +29,28 @@ function capacity(place, data) {
   const top = controls(place);
   const row = controls(place);
   const most = data.values.length;
-  const wide = element("div", { class: "wide" });
-  place.append(wide);
-  const box = grid(wide, {
-    rows: data.rules.length,
-    cols: most,
-    cell: 15,
-    rowNames: data.rules.map((rule) => rule.name),
-    label: { en: "How much of each pair’s own value comes back; rows are rules, columns pairs", zh: "每一对读回自己的值的多少；行是规则，列是键值对" },
-    told: (r, c, value) => ({ en: `${data.rules[r].name.en}, pair ${c + 1}: ${written(value)} of its own value`, zh: `${data.rules[r].name.zh}，第 ${c + 1} 对：读回自己的值的 ${written(value)}` }),
-  });
+  const frame = element("div", {});
+  place.append(frame);
+  let box = null;
+  let cut = 0; // pairs in a line: all of them, or where there is no room as many as the state has rows
+
+  function framed() {
+    const wanted = frame.clientWidth < 860 ? data.size : most;
+    if (wanted === cut) return;
+    cut = wanted;
+    const lines = Math.ceil(most / cut);
+    const at = (r, c) => [data.rules[Math.floor(r / lines)].name, (r % lines) * cut + c + 1];
+    frame.replaceChildren();
+    box = grid(frame, {
+      rows: data.rules.length * lines,
+      cols: cut,
+      cell: lines > 1 ? 18 : 15,
+      rowNames: data.rules.flatMap((rule) => [rule.name, ...new Array(lines - 1).fill("")]),
+      label: { en: "How much of each pair’s own value comes back; rows are rules, columns pairs", zh: "每一对读回自己的值的多少；行是规则，列是键值对" },
+      told: (r, c, value) => ({ en: `${at(r, c)[0].en}, pair ${at(r, c)[1]}: ${written(value)} of its own value`, zh: `${at(r, c)[0].zh}，第 ${at(r, c)[1]} 对：读回自己的值的 ${written(value)}` }),
+    });
+  }
+  framed();
   legend(place, 1);
   const head = [{ en: "rule", zh: "规则" }, { en: "relative error", zh: "相对误差" }, { en: "recognised", zh: "能认出" }];
   const body = element("tbody", {});
@@ -62,9 +74,13 @@ function capacity(place, data) {
       cells[i].recognised.replaceChildren(`${Math.round(found.recognised * 100)} %`);
       return [...found.own, ...new Array(most - count).fill(null)];
     });
-    box.paint(shown, 1);
+    box.paint(shown.flatMap((line) => Array.from({ length: Math.ceil(most / cut) }, (_, i) => line.slice(i * cut, (i + 1) * cut))), 1);
   }
 
+  addEventListener("resize", () => {
+    framed();
+    paint();
+  });
   choice(top, { name: "keys", label: { en: "keys", zh: "键" }, options: data.keys.map((set) => [set.key, set.name]) }, (key) => {
     now.set = data.keys.find((set) => set.key === key);
     paint();

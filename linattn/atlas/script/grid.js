@@ -25,7 +25,7 @@ export function grid(place, { rows, cols, rowNames = null, colNames = null, labe
   const top = colNames ? TOP : 2;
   const width = left + cols * cell + (colNames ? 26 : 2);
   const height = top + rows * cell + 2;
-  const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, class: "cells", style: `max-width:${width * 1.25}px`, "aria-hidden": true });
+  const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, class: "cells", style: `max-width:${width * 1.25}px; --names: ${Math.max(13, width / 30)}px`, "aria-hidden": true });
   svg.append(...names(rowNames, colNames, left, top, cell));
   const frame = drawn("g", { transform: `translate(${left} ${top})` });
   const nodes = Array.from({ length: rows }, (_, r) =>

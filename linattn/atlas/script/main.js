@@ -11,6 +11,7 @@ import "./orders.js";
 import "./cost.js";
 import "./sheets.js";
 import "./state.js";
+import { foldTables } from "./tables.js";
 import "./triangles.js";
 import { language, say, speak, spoken } from "./words.js";
 
@@ -61,3 +62,4 @@ function switches() {
 switches();
 drawAll();
 drawFinder();
+foldTables();

@@ -27,7 +27,7 @@ ENTRY = Entry(
     ),
 )
 CHAPTERS = (
-    Both("Why softmax costs L², and what changes the order", "softmax 的开销为什么是\u00a0L²，又是什么改变了乘法顺序"),
+    Both("Why softmax costs L², and what changes the order", "为什么 softmax 的开销是\u00a0L²，又是什么改变了乘法顺序"),
     Both("Reading a prompt, writing an answer", "读提示，写回答：prefill 与 decode"),
     Both("A sum can neither forget nor emphasise", "求和：既不会遗忘，也分不出轻重"),
     Both("RNN and LSTM: states before attention", "RNN 与 LSTM：注意力之前的状态"),

@@ -92,7 +92,11 @@ def lengths() -> dict[str, object]:
             number("cache", Both("softmax keeps", "softmax 要保留"), [_amount(a.state_bytes) for a, _ in costs]),
             number("state", Both("linear attention keeps", "线性注意力要保留"), [_amount(b.state_bytes) for _, b in costs]),
             number("softmax", Both("FLOPs of softmax’s next token", "softmax 下一个 token 的 FLOPs"), [a.step_flops for a, _ in costs]),
-            number("linear", Both("FLOPs of linear attention’s", "线性注意力的"), [b.step_flops for _, b in costs]),
+            number(
+                "linear",
+                Both("FLOPs of linear attention’s next token", "线性注意力下一个 token 的 FLOPs"),
+                [b.step_flops for _, b in costs],
+            ),
         ],
     )
 
@@ -217,8 +221,8 @@ def gates() -> dict[str, object]:
     return sheets(
         control("decay", Both("decay", "衰减"), [f"{d:g}" for d in DECAYS], 2),
         [sheet(key, titles[key], kinds[key], sentence.SENTENCE, sentence.SENTENCE, 17) for key in kinds],
-        [number(key, Both(f"“tea” that remains at token 11: {key}", f"到第 11 个 token 时“茶”还剩：{zh}"), [m[SUBJECT - 1, 2].item() for m in kinds[key]])
-         for key, zh in (("constant", "固定"), ("head", "逐头"), ("channel", "逐通道"))],
+        [number(key, Both(f"“tea” that remains at token 11: {en}", f"到第 11 个 token 时“茶”还剩：{zh}"), [m[SUBJECT - 1, 2].item() for m in kinds[key]])
+         for key, en, zh in (("constant", "constant", "固定"), ("head", "per head", "逐头"), ("channel", "per channel", "逐通道"))],
     )  # fmt: skip
 
 

@@ -99,7 +99,7 @@ def system(selective: bool) -> str:
         box(WRITE - 42, BOXES, b, state, "k", 76), box(WRITE + 42, BOXES, "x_t", "[1]", "v", 76),
         wire([(AFTER + 36, LINE), (READ, LINE), (READ, 134)]), node(READ, 150, "×", "output"),
         wire([(AFTER + 33, BOXES), (READ - 44, BOXES), (READ - 11, 162)], "q"), box(AFTER, BOXES, c, state, "q"),
-        wire([(READ, 166), (READ, BOXES - 23)], "output"), box(READ, BOXES, "y_t", "[1]", "output"), text(READ + 8, 186, "+Dx", "shape", "start"),
+        wire([(READ, 166), (READ, BOXES - 23)], "output"), box(READ, BOXES, "y_t", "[1]", "output"), text(WIDE, 186, "+Dx", "shape", "end"),
     ]  # fmt: skip
     for x, name in ((FADE, Both("decay", "衰减")), (WRITE, Both("write", "写入")), (READ, Both("read", "读出"))):
         parts.append(text(x, 42, name, "axis"))

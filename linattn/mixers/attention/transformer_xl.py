@@ -48,7 +48,8 @@ class Slots:
     arxiv="1901.02860",
     year=2019,
     seeds=("001",),
-    equation=r"o_t = \sum_{i} \mathrm{softmax}_i\Big(\big((q_t + u) k_i^\top + (q_t + w) (W_R R_{t-i})^\top\big) / \sqrt{d}\Big) v_i,\quad"
+    equation=r"s_{ti} = (q_t + u) k_i^\top + (q_t + w) (W_R R_{t-i})^\top,\quad"
+    r" o_t = \sum_{i} \mathrm{softmax}_i(s_{ti} / \sqrt{d})\, v_i,\quad"
     r" L \lfloor t / L \rfloor - M \le i \le t",
     oracle="transformers, XLNetRelativeAttention",
     families=("recurrence",),

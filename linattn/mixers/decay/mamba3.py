@@ -175,8 +175,8 @@ class Mamba3(Mixer):
     paper=PAPER,
     arxiv="2603.15569",
     year=2026,
-    equation=r"S_t = \alpha_t S_{t-1} + \sum_r \big((1 - \lambda_t) \Delta_t \alpha_t B_{t-1,r}^\top x_{t-1,r}"
-    r" + \lambda_t \Delta_t B_{t,r}^\top x_{t,r}\big),\quad"
+    equation=r"P_{t,r} = B_{t,r}^\top x_{t,r},\quad"
+    r" S_t = \alpha_t S_{t-1} + \Delta_t \sum_r \big((1 - \lambda_t) \alpha_t P_{t-1,r} + \lambda_t P_{t,r}\big),\quad"
     r" o_t = \sum_r u_r \odot \mathrm{SiLU}(z_{t,r}) \odot (C_{t,r} S_t + D x_{t,r})",
     linear_in_values=False,  # every channel of a value is weighed differently in each rank
     oracle="the paper's recurrence, step by step in float64, as in the authors' mamba3_MIMO_step_ref",

@@ -18,7 +18,7 @@ from linattn.mixers.registry import register
     paper="MoM: Linear Sequence Modeling with Mixture-of-Memories",
     arxiv="2502.13685",
     year=2025,
-    equation=r"S_t^m = \alpha_t^m (I - \beta_t^m k_t^{m \top} k_t^m) S_{t-1}^m + \beta_t^m k_t^{m \top} v_t^m \ \text{if}\ g_t^m > 0,"
+    equation=r"S_t^m = \alpha_t^m (I - \beta_t^m k_t^{m \top} k_t^m) S_{t-1}^m + \beta_t^m k_t^{m \top} v_t^m,\quad \text{if}\ g_t^m > 0,"
     r"\ \text{else}\ S_{t-1}^m,\quad o_t = q_t \Big(S_t^0 + \sum_{m} g_t^m S_t^m\Big),\quad"
     r" g_t = \mathrm{norm}(\mathrm{top}_n\, \mathrm{softmax}(x_t W))",
     oracle="fla-core 0.6.0, naive_recurrent_gated_delta_rule, memory by memory on the tokens that chose it",

@@ -179,8 +179,8 @@ def gelu_slope(z: Tensor) -> Tensor:
     paper="Learning to (Learn at Test Time): RNNs with Expressive Hidden States",
     arxiv="2407.04620",
     year=2024,
-    equation=r"W_t = W_{t'} - c_{t-t'} \sum_{t' < s \le t} \eta_s"
-    r" \nabla_W \tfrac12 \big\lVert \mathrm{LN}(k_s W_{t'}) + k_s - v_s \big\rVert^2,"
+    equation=r"e_s = \mathrm{LN}(k_s W_{t'}) + k_s - v_s,\quad"
+    r" W_t = W_{t'} - c_{t-t'} \sum_{t' < s \le t} \eta_s \nabla_W \tfrac12 \lVert e_s \rVert^2,"
     r"\quad o_t = q_t + \mathrm{LN}(q_t W_t),\quad t' = n \lfloor (t - 1) / n \rfloor",
     linear_in_values=False,
     families=("memories learned at test time",),

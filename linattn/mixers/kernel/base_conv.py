@@ -16,7 +16,8 @@ from linattn.mixers.registry import register
     paper="Zoology: Measuring and Improving Recall in Efficient Language Models",
     arxiv="2312.04927",
     year=2023,
-    equation=r"y_t = \left(\mathrm{silu}\Big(\sum_{j=0}^{2} h_j \odot (x_{t-j} W_1 + b_1)\Big) \odot (x_t W_2 + b_2)\right) W_3 + b_3",
+    equation=r"u_t = x_t W_1 + b_1,\quad c_t = \mathrm{silu}\Big(\sum_{j=0}^{2} h_j \odot u_{t-j}\Big),\quad"
+    r" y_t = \big(c_t \odot (x_t W_2 + b_2)\big) W_3 + b_3",
     linear_in_values=False,
     oracle="the layer's equation token by token in float64, with weights under the names of HazyResearch/based",
     exemptions={"past": "by its definition it sees the two tokens before and none earlier"},

@@ -27,12 +27,12 @@ from linattn.mixers.registry import register
     r"\quad P_t = \mathrm{softmax}_b\big(X^b_{\lfloor t / b \rfloor} w\big),"
     r"\quad X^b_j = \mathrm{mean}(x_{bj}, \dots, x_{bj+b-1}),\quad y_i = \mathrm{mean}(\hat x_{d i}, \dots, \hat x_{d i + d - 1})",
     oracle="charformer-pytorch 0.0.4, GBST with a mask",
-    exemptions={"resample.reach": "what comes out is of the few tokens that a block and the convolution reach"},
+    exemptions={"resample.reach": "an output depends only on the few tokens that a block and the convolution reach"},
     families=("down-sampling",),
     chinese={
         "Charformer's gradient-based subword tokenisation (GBST)": "Charformer 的可微子词切分（GBST）",
         "GBST with a mask": "带掩码的 GBST",
-        "what comes out is of the few tokens that a block and the convolution reach": "输出只来自一块与卷积够得着的几个 token",
+        "an output depends only on the few tokens that a block and the convolution reach": "输出只来自一块与卷积够得着的几个 token",
     },
 )
 class Charformer(Resampler):

@@ -43,8 +43,9 @@ class Side(nn.Module):
     seeds=("001",),
     causal=False,
     linear_in_values=False,  # the two inputs see values of their own
-    equation=r"o_t = \sum_{i \in N(t)} \mathrm{softmax}_i\big((q_t k_i^\top + q_t a_{l(t,i)}^\top + b_{l(t,i)}) / \sqrt{d}\big) v_i,\quad"
-    r" N(t) = \{|t - i| \le r\} \cup \{i < g\},\quad N(t) = \text{all for } t < g",
+    equation=r"s_{ti} = q_t k_i^\top + q_t a_{l(t,i)}^\top + b_{l(t,i)},\quad"
+    r" o_t = \sum_{i \in N(t)} \mathrm{softmax}_i(s_{ti} / \sqrt{d})\, v_i,"
+    r"\quad N(t) = \{|t - i| \le r\} \cup \{i < g\},\quad N(t) = \text{all for } t < g",
     oracle="the equations of the authors' FusedGlobalLocalAttention as loops in float64",
     families=("fixed patterns", "combined patterns", "neural memory"),
     chinese={

@@ -22,8 +22,9 @@ from linattn.mixers.registry import register
     year=2021,
     seeds=("001",),
     causal=False,
-    equation=r"O = \mathrm{softmax}(Q \tilde K^\top)\, \mathrm{softmax}(\tilde Q \tilde K^\top)^{+}\, \mathrm{softmax}(\tilde Q K^\top)\, V"
-    r" + \mathrm{DWC}(V),\quad Z_{j+1} = \tfrac14 Z_j (13 I - A Z_j (15 I - A Z_j (7 I - A Z_j)))",
+    equation=r"O = F A^{+} B\, V + \mathrm{DWC}(V),\quad F = \mathrm{softmax}(Q \tilde K^\top),\quad"
+    r" A = \mathrm{softmax}(\tilde Q \tilde K^\top),\quad B = \mathrm{softmax}(\tilde Q K^\top),\quad"
+    r" Z_{j+1} = \tfrac14 Z_j (13 I - A Z_j (15 I - A Z_j (7 I - A Z_j)))",
     oracle="transformers, NystromformerSelfAttention",
     families=("low rank", "down-sampling"),
 )

@@ -53,7 +53,7 @@ def points(count: int, dim: int) -> nn.Parameter:
     symmetry="permutation",
     linear_in_values=False,  # a feed-forward follows each of the two attentions
     equation=r"\mathrm{ISAB}(X) = \mathrm{MAB}(X, \mathrm{MAB}(I, X)),\quad \mathrm{SAB}(X) = \mathrm{MAB}(X, X),\quad"
-    r" \mathrm{MAB}(X, Y) = \mathrm{LN}(H + \mathrm{rFF}(H)),\ H = \mathrm{LN}(X + \mathrm{Attention}(X, Y, Y))",
+    r" \mathrm{MAB}(X, Y) = \mathrm{LN}(H + \mathrm{rFF}(H)),\quad H = \mathrm{LN}(X + \mathrm{Attention}(X, Y, Y))",
     oracle="the authors' modules.py, in float64",
 )
 class SetTransformer(Mixer):

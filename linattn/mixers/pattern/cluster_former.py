@@ -33,11 +33,11 @@ class Assigned(Recurrence):
     equation=r"o_t = \sum_{i : c(x_i) = c(x_t)} \mathrm{softmax}_i\big(q_t k_i^\top / \sqrt{d}\big) v_i,"
     r"\quad c(x) = \arg\min_j \lVert x - \mu_j \rVert",
     oracle="the quadratic formula in float64 under the mask of equal clusters, written in the test with loops",
-    exemptions={"bidirectional.reach": "a token hears of those alone that are nearest to the same centre"},
+    exemptions={"bidirectional.reach": "a token reads only those that are nearest to the same centre"},
     families=("learnable patterns",),
     chinese={
         "the quadratic formula in float64 under the mask of equal clusters": "float64 下的平方形式公式，掩码只留同簇",
-        "a token hears of those alone that are nearest to the same centre": "一个 token 只读得到与它同属一个中心的 token",
+        "a token reads only those that are nearest to the same centre": "一个 token 只读得到与它同属一个中心的 token",
     },
 )
 class ClusterFormer(Softmax):

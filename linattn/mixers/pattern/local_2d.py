@@ -22,14 +22,14 @@ from linattn.ops.pattern import causal as earlier
     kind="grid",
     causal=False,
     equation=r"o_t = \sum_{i \in N(t)} \mathrm{softmax}_i\big(q_t k_i^\top / \sqrt{d}\big) v_i,\quad"
-    r" N(t) = \text{the block of } t \text{ and } m \text{ rows and columns around it}",
+    r" N(t) = \text{the block of } t \text{ and a margin of } m \text{ around it}",
     oracle="the quadratic formula in float64, with a loop over rows and columns written in the test from section 3.3",
     chinese={
         "Local attention, over a grid": "局部注意力，在网格上",
         "with a loop over rows and columns written in the test from section {}": "测试中按第 {} 节用行列循环写出",
         "the block of ": "分块，包含 ",
-        " and ": "，外加四周 ",
-        " rows and columns around it": " 行与列",
+        " and a margin of ": "，外加四周 ",
+        " around it": " 格",
     },
 )
 class Local2D(GridMixer, PatternAttention):

@@ -43,8 +43,8 @@ class Blocks:
     paper="Native Sparse Attention: Hardware-Aligned and Natively Trainable Sparse Attention",
     arxiv="2502.11089",
     year=2025,
-    equation=r"o_t = \sum_{c \in \{\mathrm{mean}, \mathrm{top}, \mathrm{near}\}} \sigma(x_t w_c)"
-    r" \sum_{i \in I_t^c} \mathrm{softmax}_i\big(q_t k_i^{c \top} / \sqrt{d}\big) v_i^c,\quad"
+    equation=r"o_t = \sum_c \sigma(x_t w_c) \sum_{i \in I_t^c} \mathrm{softmax}_i\big(q_t k_i^{c \top} / \sqrt{d}\big) v_i^c,\quad"
+    r" c \in \{\mathrm{mean}, \mathrm{top}, \mathrm{near}\},\quad"
     r" I_t^{\mathrm{top}} = \mathrm{top}_n \text{ blocks of } p_t^{\mathrm{mean}},\quad I_t^{\mathrm{near}} = \{t - w + 1, \dots, t\}",
     recurrent=False,
     oracle="fla-core 0.6.0, naive_nsa_compression, naive_nsa_topk and naive_nsa_selection; the equations with loops in float64",

@@ -22,21 +22,22 @@ from linattn.ops.tiles import summed
     year=2020,
     seeds=("001",),
     equation=r"o_t = \sum_r \frac{Z_t^r}{\sum_{r'} Z_t^{r'}} \sum_{i \in C_t^r} \frac{\exp(q_t \hat q_i^\top)}{Z_t^r}\, v_i,"
-    r"\quad C_t^r = \text{the chunk of } t \text{ and the one before, sorted by } \arg\max [q R_r; -q R_r]",
+    r"\quad C_t^r = \text{the chunk of } t \text{ and the one before},\quad \text{sorted by } \arg\max [q R_r; -q R_r]",
     recurrent=False,
     growth="n log n",
     oracle="transformers, LSHSelfAttention without causality; the causal form against loops in float64",
-    exemptions={"past": "a token hears only of those that hash as it does, and of twelve tokens in 32 buckets few do"},
+    exemptions={"past": "a token reads only those with its own hash, which few of twelve tokens in 32 buckets share"},
     families=("learnable patterns",),
     chinese={
         "Reformer (LSH attention)": "Reformer（LSH 注意力）",
         "LSHSelfAttention without causality": "不带因果掩码的 LSHSelfAttention",
         "the causal form against loops in float64": "因果形式与 float64 循环比较",
-        "a token hears only of those that hash as it does, and of twelve tokens in {} buckets few do": (
+        "a token reads only those with its own hash, which few of twelve tokens in {} buckets share": (
             "一个 token 只读得到哈希相同的 token，而十二个 token 分进 {} 个桶，相同的很少"
         ),
         "the chunk of ": "分块，包含 ",
-        " and the one before, sorted by ": "，连同前一块，排序依 ",
+        " and the one before": "，连同前一块",
+        "sorted by ": "排序依 ",
     },
 )
 class Reformer(Mixer):

@@ -24,10 +24,11 @@ from linattn.ops.tiles import summed
     causal=False,
     growth="n^1.5",
     equation=r"o_t = \operatorname*{mean}_{c : t \in T_c}\ \sum_{i \in S_c} \mathrm{softmax}_i\big(q_t k_i^\top / \sqrt{d}\big) v_i,"
-    r"\quad T_c, S_c = \text{the } n / C \text{ queries and keys of the largest } \mu_c \hat q^\top, \mu_c \hat k^\top",
+    r"\quad T_c = \text{the } n / C \text{ queries of largest } \mu_c \hat q^\top,"
+    r"\quad S_c = \text{the } n / C \text{ keys of largest } \mu_c \hat k^\top",
     oracle="routing-transformer 1.6.1, KmeansAttention",
     families=("learnable patterns",),
-    chinese={"the ": "取 ", " queries and keys of the largest ": " 个查询与键，使其最大："},
+    chinese={"the ": "取 ", " queries of largest ": " 个查询，使其最大：", " keys of largest ": " 个键，使其最大："},
 )
 class Routing(Softmax):
     """``clusters`` = C centres μ of unit length in each head. Each takes n / C queries and as many keys, at least ``least``: a token may

@@ -26,8 +26,8 @@ _BASE = 7  # tokens on a side of the tables of biases that are drawn larger
     arxiv="2312.08874",
     year=2023,
     seeds=("001",),
-    equation=r"O = \mathrm{softmax}(Q A^\top / \sqrt{d} + B_2)\, \mathrm{softmax}(A K^\top / \sqrt{d} + B_1)\, V + \mathrm{DWC}(V),\quad"
-    r" A = \mathrm{pool}(Q)",
+    equation=r"A = \mathrm{pool}(Q),\quad U = \mathrm{softmax}(A K^\top / \sqrt{d} + B_1)\, V,\quad"
+    r" O = \mathrm{softmax}(Q A^\top / \sqrt{d} + B_2)\, U + \mathrm{DWC}(V)",
     kind="grid",
     causal=False,
     oracle="the paper's equations as a loop in float64, and figures of the authors' code",

@@ -43,10 +43,13 @@ def prepare(
     sequences, tokens, heads, group, scale,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, DECAY: tl.constexpr, RULE: tl.constexpr, BEFORE: tl.constexpr,
     PACKED: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr,
-    kind: tl.constexpr, SETTLED: tl.constexpr,
+    kind: tl.constexpr, SETTLED: tl.constexpr, LOOP: tl.constexpr,
 ):  # fmt: skip
     """With a decay per channel one launch (``SETTLED``) computes the chunks with decays within the range of one product and marks them in
     ``done`` [chunks, H]; another computes the rest by levels.
+
+    ``LOOP`` hides from the compiler how often the loop over blocks of channels runs. For a B200 Triton 3.6 does not compile a single pass:
+    the maximum of a sum in tensor memory must not meet the second maximum, over the tokens, without a loop's end between them.
     """
     slot = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -77,7 +80,8 @@ def prepare(
     own = tl.zeros([C], tl.float32)  # product of a token's query and key
     own_w = tl.zeros([C], tl.float32)
     far = tl.zeros([C], tl.float32)  # largest distance from the middle of the chunk, in binary orders
-    for block in range(0, K, BK):
+    stop = K + tl.minimum(first, 0) if LOOP else K
+    for block in range(0, stop, BK):
         channels = block + tl.arange(0, BK)
         inside = valid[:, None] & (channels < K)[None, :]
         qb = tl.load(q + time[:, None] * q_token + shared * q_head + channels[None, :], mask=inside, other=0.0)

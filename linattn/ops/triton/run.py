@@ -172,8 +172,8 @@ class Run:
         for settled in (True, False) if by_channel else (True,):
             self.recorder.launch(
                 kernel, grid, (*tensors, done), numbers, tiles=Tiles({"BK": self.narrowest}),
-                BK=min(c.bk, power_of_two(self.size_k, self.least)), SETTLED=settled, num_warps=c.warps, num_stages=c.stages,
-                **self.constants,
+                BK=min(c.bk, power_of_two(self.size_k, self.least)), SETTLED=settled, LOOP=by_channel and self.card.tensor_memory,
+                num_warps=c.warps, num_stages=c.stages, **self.constants,
             )  # fmt: skip
 
     def forward(

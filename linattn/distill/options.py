@@ -28,8 +28,9 @@ class ConvertOptions:
         tokens1: tokens of the first stage, in which each mixer learns its layer's attention output; 0 skips it.
         tokens2: tokens of the second stage, KL of the logits; 0 skips it.
         tokens3: tokens of the third stage, cross-entropy at ``context3``; 0 skips it.
-        rate1: initial learning rate of the first stage, which falls to a hundredth by a cosine.
-        rate2: initial learning rate of the second stage, which falls to a tenth by a cosine; the third stage has that tenth. None: 4e-4
+        rate1: initial learning rate of the first stage, which falls to a hundredth by a cosine. None: 1e-3 at width 4096, in inverse
+            proportion to the root of the width.
+        rate2: initial learning rate of the second stage, which falls to a tenth by a cosine; the third stage has that tenth. None: 6e-4
             at width 576, in inverse proportion to the width.
         context: tokens of one sequence in the first two stages.
         context3: tokens of one sequence in the third stage; None: four times ``context``.
@@ -57,8 +58,8 @@ class ConvertOptions:
     tokens1: int = option(20_000_000, "Tokens of stage 1, mixer outputs; 0: none.", "N", least=0)
     tokens2: int = option(40_000_000, "Tokens of stage 2, KL of the logits; 0: none.", "N", least=0)
     tokens3: int = option(0, "Tokens of stage 3, cross-entropy at a longer context; 0: none.", "N", least=0)
-    rate1: float = option(1e-3, "Learning rate of stage 1, falling to a hundredth.", "R")
-    rate2: float | None = option(None, "Learning rate of stages 2 and 3.", "R", shown="1e-5 * 4096 / width")
+    rate1: float | None = option(None, "Learning rate of stage 1, falling to a hundredth.", "R", shown="1e-3 * sqrt(4096 / width)")
+    rate2: float | None = option(None, "Learning rate of stages 2 and 3.", "R", shown="6e-4 * 576 / width")
     context: int = option(512, "Tokens of a sequence in stages 1 and 2.", "T", least=2)
     context3: int | None = option(None, "Tokens of a sequence in stage 3.", "T", shown="4 * context", least=2)
     batch_size: int = option(16, "Sequences of a step.", "B", least=1)

@@ -80,7 +80,8 @@ def started(device: torch.device, rows: Sequence[int]) -> Iterator[Group]:
 
 def device_of(device: str | None) -> torch.device:
     """Device of this process: ``device``, or the accelerator with the process's number on its machine."""
-    found = torch.device(device or (torch.accelerator.current_accelerator() or "cpu"))
+    there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    found = torch.device(device or there or "cpu")
     numbered = ":" in str(found)
     local = os.environ.get("LOCAL_RANK")
     return found if found.type != "cuda" or numbered or local is None else torch.device(found.type, int(local))

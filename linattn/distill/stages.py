@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from linattn.distill import losses
@@ -15,7 +16,8 @@ from linattn.distill.teacher import teacher_pass
 
 TITLES = {1: "mixer outputs", 2: "KL of the logits", 3: "cross-entropy"}
 WARM_UP = 20  # steps over which the learning rate of a long stage rises
-_WIDTH, _RATE = 576, 4e-4  # learning rate of the second stage at that width
+_WIDTH1, _RATE1 = 4096, 1e-3  # learning rate of the first stage at that width
+_WIDTH2, _RATE2 = 576, 6e-4  # learning rate of the second stage at that width
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,12 @@ class Stage:
 
 def stages_of(options: ConvertOptions, width: int) -> list[Stage]:
     """Plan the three stages for a model of ``width`` D; skipped ones have no steps."""
-    rate2 = _RATE * _WIDTH / width if options.rate2 is None else options.rate2
+    rate1 = _RATE1 * math.sqrt(_WIDTH1 / width) if options.rate1 is None else options.rate1
+    rate2 = _RATE2 * _WIDTH2 / width if options.rate2 is None else options.rate2
     context3 = 4 * options.context if options.context3 is None else options.context3
     rows3 = max(1, options.batch_size * options.context // context3)
     planned = (
-        (options.tokens1, options.context, options.batch_size, options.rate1, options.rate1 / 100),
+        (options.tokens1, options.context, options.batch_size, rate1, rate1 / 100),
         (options.tokens2, options.context, options.batch_size, rate2, rate2 / 10),
         (options.tokens3, context3, rows3, rate2 / 10, rate2 / 10),
     )
@@ -77,9 +80,10 @@ def trained(student: nn.Module, stage: Stage) -> list[nn.Parameter]:
 def loss_of(stage: Stage, student: nn.Module, teacher: nn.Module, ids: Tensor) -> Tensor:
     """Compute the mean loss of the tokens ``ids`` [B, T]: normalised squared error of mixers, or nats per token."""
     backbone = cast(Any, student).model
+    if stage.number == 1:
+        return losses.output_errors(student, teacher_pass(teacher, ids)).mean()
     if stage.number == 3:
         return losses.cross_entropy(student, backbone(ids)[0], ids) / ids[:, 1:].numel()
-    seen = teacher_pass(teacher, ids)
-    if stage.number == 1:
-        return losses.output_errors(student, seen).mean()
-    return losses.distances(student, teacher, backbone(ids)[0], seen.hidden) / ids.numel()
+    with torch.no_grad():
+        target = cast(Any, teacher).model(ids)[0]
+    return losses.distances(student, teacher, backbone(ids)[0], target) / ids.numel()

@@ -100,18 +100,27 @@ def decoding(model: Any, tokens: Sequence[int], options: EvaluateOptions) -> lis
     """Measure bytes of state and decoding speed of one sequence after each length of text."""
     if not options.decode:
         return []
-    rows, device = [], model.device
+    begun = zip(started(model, tokens, options), options.lengths, strict=True)
+    return [timed(written, length, model.device) for written, length in begun]
+
+
+def started(model: Any, tokens: Sequence[int], options: EvaluateOptions) -> Iterator[Any]:
+    """Begin to decode after each length of ``tokens``: the first steps compile and capture."""
     for length in options.lengths:
         prompt = [tokens[i % len(tokens)] for i in range(length)]
         written = stream(model, prompt, max_new_tokens=options.decode + 8, temperature=0.0)
-        for _ in range(8):  # the first steps compile and capture
+        for _ in range(8):
             next(written)
-        _wait(device)
-        start = time.perf_counter()
-        made = sum(1 for _ in written)
-        _wait(device)
-        rows.append({"length": length, "state_bytes": written.state.nbytes, "tokens_per_s": made / (time.perf_counter() - start)})
-    return rows
+        yield written
+
+
+def timed(written: Any, length: int, device: torch.device) -> Row:
+    """Decode the rest of the stream ``written``, which began after ``length`` tokens."""
+    _wait(device)
+    start = time.perf_counter()
+    made = sum(1 for _ in written)
+    _wait(device)
+    return {"length": length, "state_bytes": written.state.nbytes, "tokens_per_s": made / (time.perf_counter() - start)}
 
 
 def same_tokens(codec: Codec, other: Codec) -> bool:

@@ -1,4 +1,4 @@
-"""Base class of mixers: a mixer implements ``project(x, state) -> Recurrence`` and ``read(o, x) -> y``."""
+"""Base class of mixers: a mixer implements ``project(x, call) -> Recurrence`` and ``read(o, x) -> y``."""
 
 from __future__ import annotations
 
@@ -95,44 +95,44 @@ class Mixer(nn.Module):
         """Names of states with a slot per token, [rows, slots, ...], which may be preallocated: see :meth:`CallContext.append`."""
         return ()
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence | tuple[Recurrence, State]:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence | tuple[Recurrence, State]:
         """Project the tokens ``x`` [B, T, D] to the arguments of the recurrence; optionally also return the mixer's own states."""
-        raise NotImplementedError(f"{type(self).__name__} must implement project(x, state) and read(o, x), or mix(x, carry)")
+        raise NotImplementedError(f"{type(self).__name__} must implement project(x, call) and read(o, x), or mix(x, call)")
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         """Map the recurrence's output [B, T, H, V] and the tokens to [B, T, D]."""
         raise NotImplementedError(f"{type(self).__name__} must implement read(o, x)")
 
-    def recurrence(self, x: Tensor, carry: CallContext) -> Recurrence:
+    def recurrence(self, x: Tensor, call: CallContext) -> Recurrence:
         """Run :meth:`project` and mask padding; q, k, v and erase in the dtype of ``x``, under autocast in autocast's."""
-        projected = self.project(x, carry)
+        projected = self.project(x, call)
         if isinstance(projected, tuple):
             projected, own = projected
             for name, value in own.items():
-                carry.keep(name, value)
+                call.keep(name, value)
         dtype = x.dtype
         if torch.is_autocast_enabled(x.device.type) and dtype != torch.float64:
             dtype = torch.get_autocast_dtype(x.device.type)
-        return projected.to(dtype).masked(carry.written)
+        return projected.to(dtype).masked(call.written)
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         """Run the recurrence from the incoming state; returns the output [B, T, H, V] and keeps the state after it."""
-        s = carry.get("S")
-        initial = s if s is None or r.normalize is False else (s, cast(Tensor, carry.get("z")))
+        s = call.get("S")
+        initial = s if s is None or r.normalize is False else (s, cast(Tensor, call.get("z")))
         o = linear_attention(
             r.q, r.k, r.v, decay=r.decay, beta=r.beta, erase=r.erase, bonus=r.bonus, normalize=r.normalize, scale=r.scale,
-            causal=self.causal, initial_state=initial, return_state=carry.returning, cu_seqlens=carry.cu_seqlens, form=self.form,
+            causal=self.causal, initial_state=initial, return_state=call.returning, cu_seqlens=call.cu_seqlens, form=self.form,
         )  # fmt: skip
-        if carry.returning:
+        if call.returning:
             o, state = o
             for name, value in zip(("S", "z"), state if isinstance(state, tuple) else (state,), strict=False):
-                carry.keep(name, value)
+                call.keep(name, value)
         return o
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
         """Project, run the recurrence, read: [B, T, D] -> [B, T, D]."""
-        r = self.recurrence(x, carry)
-        o = self.attend(r, carry)
+        r = self.recurrence(x, call)
+        o = self.attend(r, call)
         return self.read(o if r.skip is None else (o + r.skip).to(o.dtype), x)
 
     def arguments(self, x: Tensor) -> tuple[Any, ...]:
@@ -206,22 +206,22 @@ class Mixer(nn.Module):
             raise ValueError("causal=False has no state, because every token reads all tokens of the call")
         if (layout := sharding.active()) is not None:
             self.check_sharded(mask, cu_seqlens)
-            carry: CallContext = ShardedContext(layout, x, state, returning=return_state, shared=shared)
-            y = self.mix(x, carry)
+            call: CallContext = ShardedContext(layout, x, state, returning=return_state, shared=shared)
+            y = self.mix(x, call)
         elif mask is not None:
-            y, carry = self._mix_real(x, mask, state, return_state, cu_seqlens, shared)
+            y, call = self._mix_real(x, mask, state, return_state, cu_seqlens, shared)
         else:
             if cu_seqlens is not None:
                 packed_lengths(cu_seqlens, x)
             if cu_seqlens is not None and not self.packs:
-                y, carry = self._mix_apart(x, state, return_state, cu_seqlens, shared)
+                y, call = self._mix_apart(x, state, return_state, cu_seqlens, shared)
             else:
-                carry = CallContext(x, state, cu_seqlens=cu_seqlens, returning=return_state, shared=shared)
-                y = self.mix(x, carry)
-        carry.keep("position", carry.start + carry.counts if return_state else None)
+                call = CallContext(x, state, cu_seqlens=cu_seqlens, returning=return_state, shared=shared)
+                y = self.mix(x, call)
+        call.keep("position", call.start + call.counts if return_state else None)
         if return_shared:
-            return y, carry.new if return_state else None, carry.shared
-        return (y, carry.new) if return_state else y
+            return y, call.new if return_state else None, call.shared
+        return (y, call.new) if return_state else y
 
     def _mix_real(
         self, x: Tensor, mask: Tensor, state: State | None, returning: bool, cu: Tensor | None, shared: Tensor | None
@@ -232,19 +232,19 @@ class Mixer(nn.Module):
         if mask.ndim == 1 and mask.dtype == torch.int64:
             real = (torch.arange(x.shape[1], device=x.device) < mask[:, None])[..., None]
             x = torch.where(real, x, 0.0)
-            carry = CallContext(x, state, lengths=mask, returning=returning, shared=shared)
-            return torch.where(real, self.mix(x, carry), 0.0), carry
+            call = CallContext(x, state, lengths=mask, returning=returning, shared=shared)
+            return torch.where(real, self.mix(x, call), 0.0), call
         front, order = to_front(x, mask)
-        carry = CallContext(x, state, lengths=mask.sum(1), returning=returning, shared=shared)
-        return from_front(self.mix(front, carry), mask, order), carry
+        call = CallContext(x, state, lengths=mask.sum(1), returning=returning, shared=shared)
+        return from_front(self.mix(front, call), mask, order), call
 
     def _mix_apart(self, x: Tensor, state: State | None, returning: bool, cu: Tensor, shared: Tensor | None) -> tuple[Tensor, CallContext]:
         """Mix packed sequences as rows; if the longest length cannot be read, rows are as long as all sequences together."""
         layout = CallContext(x, cu_seqlens=cu)
         longest = int(layout.counts.amax()) if layout.rows and values_visible(cu) else layout.tokens
         rows = layout.to_rows(x)[0][:, :longest]
-        carry = CallContext(rows, state, lengths=layout.counts, returning=returning, shared=shared)
-        return layout.from_rows(self.mix(rows, carry)), carry
+        call = CallContext(rows, state, lengths=layout.counts, returning=returning, shared=shared)
+        return layout.from_rows(self.mix(rows, call)), call
 
     def check_sharded(self, mask: Tensor | None = None, cu_seqlens: Tensor | None = None) -> None:
         """Raise NotImplementedError or ValueError for calls that context parallelism does not support: see :attr:`shards`."""

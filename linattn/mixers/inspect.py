@@ -41,10 +41,10 @@ def mixing_matrix(mixer: Mixer, x: Tensor, *others: Any) -> Tensor:
         raise ValueError(line)
     if not x.shape[1]:
         raise ValueError(f"x must hold at least one token, but came with {list(x.shape)}")
-    r, carry = _recurrence(mixer, x, *others)
+    r, call = _recurrence(mixer, x, *others)
     batch, tokens, heads, _ = r.v.shape
     token = torch.eye(tokens, dtype=r.v.dtype, device=r.v.device)[None, :, None].expand(batch, -1, heads, -1)  # [B, T, H, V = T]
-    return mixer.attend(replace(r, v=token), carry).permute(0, 2, 1, 3)
+    return mixer.attend(replace(r, v=token), call).permute(0, 2, 1, 3)
 
 
 def values(mixer: Mixer, x: Tensor, *others: Any) -> Tensor:
@@ -57,8 +57,8 @@ def _recurrence(mixer: Mixer, x: Tensor, *others: Any) -> tuple[Recurrence, Call
     info = getattr(mixer, "info", None)  # a mixer need not be registered to be looked at
     if info is not None and not info.linear_in_values:
         raise ValueError(f"mixer: {info.name} has no mixing matrix: its output is not linear in values that the tokens write")
-    carry = mixer.begin(x, *others)
-    return mixer.recurrence(x, carry), carry
+    call = mixer.begin(x, *others)
+    return mixer.recurrence(x, call), call
 
 
 @dataclass(frozen=True)

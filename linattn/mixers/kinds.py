@@ -23,7 +23,7 @@ from linattn.ops.checks import tensor
 class CrossMixer(Mixer):
     """Base of mixers that attend to another sequence: x [B, Tq, D] and a context [B, T, D] -> [B, Tq, D].
 
-    ``project`` makes queries of x, and keys and values of ``carry.across.tokens``. Every token reads the whole context and none
+    ``project`` makes queries of x, and keys and values of ``call.across.tokens``. Every token reads the whole context and none
     reads another token of x, so x may come in pieces: ``y, state = mixer(x, context, return_state=True)``, then
     ``mixer(further, state=state)``, whose context has no tokens: the state holds what the first call kept of it.
     """
@@ -72,12 +72,12 @@ class CrossMixer(Mixer):
         lengths, order = None, None
         if mask is not None:
             (x, order), lengths = to_front(x, mask), mask.sum(1)
-        carry = CallContext(x, state, lengths=lengths, returning=return_state, context=across)
-        y = self.mix(x, carry)
+        call = CallContext(x, state, lengths=lengths, returning=return_state, context=across)
+        y = self.mix(x, call)
         if mask is not None:
             y = from_front(y, mask, cast(Tensor, order))
-        carry.keep("position", carry.start + carry.counts if return_state else None)
-        return (y, carry.new) if return_state else y
+        call.keep("position", call.start + call.counts if return_state else None)
+        return (y, call.new) if return_state else y
 
     def _context(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Context:
         self.check_width("context", context)
@@ -90,7 +90,7 @@ class CrossMixer(Mixer):
 
 
 class GridMixer(Mixer):
-    """Base of mixers over a grid: x [B, height * width, D], row by row, to the same shape. ``carry.grid`` is (height, width)."""
+    """Base of mixers over a grid: x [B, height * width, D], row by row, to the same shape. ``call.grid`` is (height, width)."""
 
     causal = False
     shards = False

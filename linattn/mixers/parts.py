@@ -87,22 +87,22 @@ class ShortConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(dim, 1, width).uniform_(-(width**-0.5), width**-0.5))
         self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
 
-    def forward(self, x: Tensor, carry: CallContext | None) -> Tensor:
+    def forward(self, x: Tensor, call: CallContext | None) -> Tensor:
         """Convolve [B, T, D] -> [B, T, D], then SiLU unless ``activation`` is false. The state holds inputs, not outputs.
 
-        Without a ``carry`` the first ``width`` - 1 inputs of x are the tokens before, and have no outputs.
+        Without a ``call`` the first ``width`` - 1 inputs of x are the tokens before, and have no outputs.
         """
-        if carry is None:
+        if call is None:
             old, new = x.tensor_split((self.width - 1,), 1)
             return short_convolution(new, self.weight, self.bias, before=old, activation=self.activation)
-        if carry.cu_seqlens is None and not carry.sharded:
-            if (kept := carry.recorded(self.name, x)) is not None and self.width > 1:
+        if call.cu_seqlens is None and not call.sharded:
+            if (kept := call.recorded(self.name, x)) is not None and self.width > 1:
                 y, last = convolution_step.step(x, kept, self.weight, self.bias, self.activation)
-                carry.keep(self.name, last)
+                call.keep(self.name, last)
                 return y
-            before = carry.before(self.name, x, self.width - 1)
+            before = call.before(self.name, x, self.width - 1)
             return short_convolution(x, self.weight, self.bias, before=before, activation=self.activation)
-        longer, places = carry.context(self.name, x, self.width - 1)
+        longer, places = call.context(self.name, x, self.width - 1)
         with sharding.activated(None):  # the tokens before are there already
             y = short_convolution(longer, self.weight, self.bias, activation=self.activation)
         return y[:, self.width - 1 :] if places is None else y.index_select(1, places)

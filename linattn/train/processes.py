@@ -1,4 +1,4 @@
-"""How the processes of a training share it: sequences of their own, parts of one sequence, heads, and parameters."""
+"""Division of a training among processes: sequences of their own, parts of one sequence, heads, and parameters."""
 
 from __future__ import annotations
 

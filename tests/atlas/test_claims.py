@@ -111,8 +111,8 @@ def test_every_family_has_its_words_and_few_systems_are_others():
 
 def test_a_mixer_that_leaves_the_recurrence_is_found_out():
     class Louder(mixers.info("gla").cls):
-        def attend(self, r, carry):
-            return super().attend(r, carry) * torch.arange(1, 1 + r.v.shape[1])[:, None, None]
+        def attend(self, r, call):
+            return super().attend(r, call) * torch.arange(1, 1 + r.v.shape[1])[:, None, None]
 
     with torch.no_grad():
         assert specification(Louder(64).double(), made("gla")[1]) is None

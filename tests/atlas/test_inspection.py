@@ -81,7 +81,7 @@ def test_steps_agree_with_one_pass_and_would_not_if_a_mixer_forgot():
     gla = linattn.mixers.info("gla").cls
 
     class Forgetful(gla):
-        def attend(self, r, carry):
+        def attend(self, r, call):
             return super().attend(r, linattn.mixers.CallContext(r.q, returning=False))
 
     mixer = Forgetful(sentence.DIM).double()
@@ -89,8 +89,8 @@ def test_steps_agree_with_one_pass_and_would_not_if_a_mixer_forgot():
         assert specification(mixer, sentence.embedded()) is not None
 
     class Louder(gla):
-        def attend(self, r, carry):
-            return super().attend(r, carry) * r.v.abs()
+        def attend(self, r, call):
+            return super().attend(r, call) * r.v.abs()
 
     with torch.no_grad():
         assert specification(Louder(sentence.DIM).double(), sentence.embedded()) is None, "it is not that recurrence"

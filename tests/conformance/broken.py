@@ -44,8 +44,8 @@ class Sound(Mixer):
         self.norm = HeadNorm(dim // heads)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        q, k, v = self.qkv_proj(self.conv(x, state)).unflatten(-1, (3, self.heads, -1)).unbind(2)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        q, k, v = self.qkv_proj(self.conv(x, call)).unflatten(-1, (3, self.heads, -1)).unbind(2)
         return Recurrence(q, k, v, decay=F.logsigmoid(to_float32(self.decay_proj(x))))
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
@@ -59,16 +59,16 @@ Sound.info = replace(info("gla"), name="sound", title="Sound", cls=Sound)
 class PeeksAhead(Sound):
     """Each token also writes the next one."""
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        return super().project(x + F.pad(x[:, 1:], (0, 0, 0, 1)), state)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        return super().project(x + F.pad(x[:, 1:], (0, 0, 0, 1)), call)
 
 
 @fails("past")
 class SeesOnlyTheWindow(Sound):
     """Only the short convolution remembers."""
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        super().attend(r, carry)
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        super().attend(r, call)
         return r.v
 
 
@@ -84,8 +84,8 @@ class LeaksRows(Sound):
 class LeaksNaN(Sound):
     """Packed sequences are told apart by a mask that multiplies: 0 · NaN."""
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        r = super().project(x, state)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        r = super().project(x, call)
         return replace(r, v=r.v + 0.0 * r.v.sum((0, 1)))
 
 
@@ -93,10 +93,10 @@ class LeaksNaN(Sound):
 class ForgetsState(Sound):
     """Every call starts anew."""
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        empty = CallContext(r.v, None, lengths=carry.lengths, cu_seqlens=carry.cu_seqlens, returning=True)
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        empty = CallContext(r.v, None, lengths=call.lengths, cu_seqlens=call.cu_seqlens, returning=True)
         o = super().attend(r, empty)
-        carry.keep("S", empty.new["S"])
+        call.keep("S", empty.new["S"])
         return o
 
 
@@ -104,10 +104,10 @@ class ForgetsState(Sound):
 class ForgetsTheConvolution(Sound):
     """A prefill hands over S, but the short convolution starts with zeros."""
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        r = super().project(x, state)
-        if state.returning:
-            state.keep("conv", torch.zeros_like(state.new["conv"]))
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        r = super().project(x, call)
+        if call.returning:
+            call.keep("conv", torch.zeros_like(call.new["conv"]))
         return r
 
 
@@ -115,9 +115,9 @@ class ForgetsTheConvolution(Sound):
 class CutsTheGradient(Sound):
     """The state is handed over without its graph."""
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        o = super().attend(r, carry)
-        carry.new = {name: t.detach() for name, t in carry.new.items()}
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        o = super().attend(r, call)
+        call.new = {name: t.detach() for name, t in call.new.items()}
         return o
 
 
@@ -125,10 +125,10 @@ class CutsTheGradient(Sound):
 class WritesIntoTheState(Sound):
     """The step updates the state it was given, in place."""
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        o = super().attend(r, carry)
-        if not carry.fresh and not torch.is_grad_enabled():
-            carry.get("S").mul_(0.5)
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        o = super().attend(r, call)
+        if not call.fresh and not torch.is_grad_enabled():
+            call.get("S").mul_(0.5)
         return o
 
 
@@ -136,10 +136,10 @@ class WritesIntoTheState(Sound):
 class GrowingState(Sound):
     """Says that it is recurrent and keeps every token."""
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        seen = r.v.new_zeros(carry.rows, r.v.shape[1]) if carry.fresh else F.pad(carry.get("seen"), (0, r.v.shape[1]))
-        carry.keep("seen", seen)
-        return super().attend(r, carry)
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        seen = r.v.new_zeros(call.rows, r.v.shape[1]) if call.fresh else F.pad(call.get("seen"), (0, r.v.shape[1]))
+        call.keep("seen", seen)
+        return super().attend(r, call)
 
 
 @fails("growth")
@@ -154,10 +154,10 @@ class CountsEveryPair(Sound):
 class KeepsAView(Sound):
     """The state is a small window of a large tensor."""
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        o = super().attend(r, carry)
-        if carry.returning:
-            carry.keep("S", torch.cat([carry.new["S"]] * 2, 1)[:, : self.heads])
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        o = super().attend(r, call)
+        if call.returning:
+            call.keep("S", torch.cat([call.new["S"]] * 2, 1)[:, : self.heads])
         return o
 
 
@@ -165,9 +165,9 @@ class KeepsAView(Sound):
 class ConvolvesAcrossSequences(Sound):
     """cu_seqlens reaches the recurrence but not the short convolution."""
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        r = super().project(x, state)
-        if state.cu_seqlens is None:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        r = super().project(x, call)
+        if call.cu_seqlens is None:
             return r
         one = ShortConvolution.forward(self.conv, x, CallContext(x))
         q, k, v = self.qkv_proj(one).unflatten(-1, (3, self.heads, -1)).unbind(2)
@@ -178,8 +178,8 @@ class ConvolvesAcrossSequences(Sound):
 class PaddingFades(Sound):
     """Padding writes nothing but lets the state fade."""
 
-    def recurrence(self, x: Tensor, carry: CallContext) -> Recurrence:
-        r = super().recurrence(x, carry)
+    def recurrence(self, x: Tensor, call: CallContext) -> Recurrence:
+        r = super().recurrence(x, call)
         return replace(r, decay=torch.where(r.decay == 0, -0.5, r.decay))
 
 
@@ -250,16 +250,16 @@ class Noisy(Sound):
 class DividesByTheSpread(Sound):
     """Tokens are divided by their own spread, which is 0 where all channels are equal."""
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        return super().project(F.layer_norm(x, x.shape[-1:], eps=0.0), state)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        return super().project(F.layer_norm(x, x.shape[-1:], eps=0.0), call)
 
 
 @fails("finite")
 class Overflows(Sound):
     """Keys are exponentials without a maximum."""
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        r = super().project(x, state)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        r = super().project(x, call)
         return replace(r, k=r.k.exp())
 
 
@@ -267,8 +267,8 @@ class Overflows(Sound):
 class NotLinear(Sound):
     """Says that it is linear in its values."""
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        return super().attend(r, carry).sigmoid()
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        return super().attend(r, call).sigmoid()
 
 
 @fails("compile", "compile_layouts")
@@ -277,9 +277,9 @@ class BreaksTheGraph(Sound):
 
     lock = threading.RLock()
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         with self.lock:
-            return super().project(x, state)
+            return super().project(x, call)
 
 
 @fails("distinct")

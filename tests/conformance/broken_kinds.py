@@ -29,19 +29,19 @@ class Attention(Mixer):
         self.heads = heads
         self.q_proj, self.kv_proj, self.o_proj = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        source = x if state.across is None else state.across.tokens
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        source = x if call.across is None else call.across.tokens
         k, v = self.kv_proj(source).unflatten(-1, (2, self.heads, -1)).unbind(2)
         return Recurrence(self.q_proj(x).unflatten(-1, (self.heads, -1)), k, v)
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        k, v, real = r.k, r.v, carry.written
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        k, v, real = r.k, r.v, call.written
         if real is None:
             real = torch.ones(k.shape[:2], dtype=torch.bool)
-        if carry.across is not None and not carry.fresh:
-            k, v, real = carry.get("k"), carry.get("v"), carry.get("real")
+        if call.across is not None and not call.fresh:
+            k, v, real = call.get("k"), call.get("v"), call.get("real")
         for name, t in (("k", k), ("v", v), ("real", real)):
-            carry.keep(name, t)
+            call.keep(name, t)
         real = real | ~real.any(1, keepdim=True)
         seen = self.seen(real[:, None, None].expand(-1, 1, r.q.shape[1], -1))
         return F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (r.q, k, v)), attn_mask=seen).transpose(1, 2)
@@ -104,8 +104,8 @@ HidesTheCost.info = replace(HidesTheCost.info, growth="n")
 class KnowsPositions(SoundBothWays):
     """Says that it commutes with permutations."""
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        return super().project(x + state.positions[..., None].to(x.dtype).sin(), state)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        return super().project(x + call.positions[..., None].to(x.dtype).sin(), call)
 
 
 @fails("no_state")
@@ -159,19 +159,19 @@ class SeesPaddingOfTheContext(SoundAcross):
 class ForgetsTheContext(SoundAcross):
     """Keeps the keys without their graph."""
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        o = super().attend(r, carry)
-        carry.new = {name: t.detach() for name, t in carry.new.items()}
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        o = super().attend(r, call)
+        call.new = {name: t.detach() for name, t in call.new.items()}
         return o
 
 
 class SoundGrid(Attention, GridMixer):
     """Nothing is wrong here: rows of a grid are added up, then all see all."""
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        assert state.grid is not None
-        rows = x.unflatten(1, state.grid)
-        return super().project((rows + rows.mean(2, keepdim=True)).flatten(1, 2) if x.numel() else x, state)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        assert call.grid is not None
+        rows = x.unflatten(1, call.grid)
+        return super().project((rows + rows.mean(2, keepdim=True)).flatten(1, 2) if x.numel() else x, call)
 
 
 entry(SoundGrid, "grid", growth="n^2")
@@ -181,10 +181,10 @@ entry(SoundGrid, "grid", growth="n^2")
 class WantsSquares(SoundGrid):
     """Takes the root of the number of tokens for the height."""
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         side = int(x.shape[1] ** 0.5)
-        state.grid = (side, x.shape[1] // side)
-        return super().project(x, state)
+        call.grid = (side, x.shape[1] // side)
+        return super().project(x, call)
 
 
 class SoundHalving(Resampler):
@@ -197,7 +197,7 @@ class SoundHalving(Resampler):
     def resampled(self, lengths):
         return (lengths + 1) // 2
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
         return self.proj(F.pad(x, (0, 0, 0, x.shape[1] % 2)).unflatten(1, (-1, 2)).sum(2))
 
 

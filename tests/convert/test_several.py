@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from linattn.distill.conversion import convert
-from linattn.distill.processes import Group, started
+from linattn.distill.processes import Group, device_of, started
 from tests.convert.several import OPTIONS
 
 
@@ -44,3 +44,11 @@ def test_batches_that_processes_do_not_divide_are_refused(monkeypatch):
         started(torch.device("cpu"), [6, 4]),
     ):
         pass
+
+
+def test_a_card_that_is_hidden_is_not_asked(monkeypatch):
+    """As with a torch made for CUDA and CUDA_VISIBLE_DEVICES empty."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    for available, device in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda available=available: available)
+        assert device_of(None).type == device

@@ -126,8 +126,9 @@ def test_steps_and_learning_rates():
     assert first.rate_at(16) == pytest.approx(1e-4)
     assert first.rate_at(8) == pytest.approx((1e-2 + 1e-4) / 2)
     long = stages_of(ConvertOptions(tokens2=512 * 16 * 1000), 576)[1]
-    assert [long.rate_at(step) for step in (0, 9, 1000)] == pytest.approx([4e-4 / 21, 4e-4 * 10 / 21, 4e-5], rel=1e-3)
-    assert third.rate_at(127) == pytest.approx(4e-5 * 576 / 1024)
+    assert [long.rate_at(step) for step in (0, 9, 1000)] == pytest.approx([6e-4 / 21, 6e-4 * 10 / 21, 6e-5], rel=1e-3)
+    assert third.rate_at(127) == pytest.approx(6e-5 * 576 / 1024)
+    assert [stages_of(ConvertOptions(), width)[0].rate for width in (4096, 1024, 64)] == pytest.approx([1e-3, 2e-3, 8e-3])
     assert stages_of(ConvertOptions(rate2=0.5), 1024)[1].rate == 0.5
 
 

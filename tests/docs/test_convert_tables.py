@@ -29,6 +29,7 @@ def body():
         {key: value for key, value in student("gla uniform, rate 0.0004").items() if key != "evaluation"},
         {key: value for key, value in student("gla uniform, cut off").items() if key != "evaluation"},
         student("gla stage 1, not calibrated", tokens1=3_000_000),
+        student("gla uniform, no stage 1", kept=[3, 7], over=0.09, tokens2=5_500_000),
     ]  # fmt: skip
     return {"schema": "linattn.students", "card": "NVIDIA H200", "rows": rows}
 
@@ -54,11 +55,12 @@ def test_students_become_tables(tmp_path, monkeypatch):
     assert "   * - gla pure\n     - 2.00 KiB\n     - 123\n" in made
     assert "   * - gla\n     - 5,000\n     - 9.00\n     - –\n     - 0.250\n     - 75.0 %\n     - 1.100\n     - 10.0 %\n     - 60\n" in made
     assert "   * - gla uniform\n     - 5,000\n     - 0.250\n     - 75.0 %\n     - 1.100\n     - 10.0 %\n" in made
+    assert "   * - stage 2 alone\n     - 5,500,000\n     - 0.250\n" in made
     assert "Needles that the teacher finds: 50 % at 1k." in made
     assert made.endswith("\n.. end\nafter\n")
 
 
-@pytest.mark.parametrize("part", ["students", "decoding", "rates", "calibration", "seeds", "cut_off"])
+@pytest.mark.parametrize("part", ["students", "decoding", "rates", "calibration", "seeds", "cut_off", "without_first"])
 def test_parts_that_were_not_measured_are_left_out(part):
     few = body()
     few["rows"] = few["rows"][:3]

@@ -325,8 +325,8 @@ def test_capacity():
 
 
 class Own(Softmax):
-    def attend(self, r, carry):
-        return super().attend(r, carry)
+    def attend(self, r, call):
+        return super().attend(r, call)
 
 
 def test_mixers_that_preallocate():

@@ -20,9 +20,9 @@ class Decayed(linattn.Mixer):
         self.heads = heads
         self.qkv, self.decay, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, heads), nn.Linear(dim, dim)
 
-    def project(self, x, state):
+    def project(self, x, call):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        seen = x.sum(1) if state.fresh else state.get("sum") + x.sum(1)
+        seen = x.sum(1) if call.fresh else call.get("sum") + x.sum(1)
         return linattn.Recurrence(q, k, v, decay=nn.functional.logsigmoid(self.decay(x).float())), {"sum": seen}
 
     def read(self, o, x):
@@ -32,8 +32,8 @@ class Decayed(linattn.Mixer):
 class Bare(Decayed):
     """The same with a bare recurrence."""
 
-    def project(self, x, state):
-        return super().project(x, state)[0]
+    def project(self, x, call):
+        return super().project(x, call)[0]
 
 
 def test_a_third_party_needs_nothing_else():
@@ -173,15 +173,15 @@ def test_refusals(call):
 
 
 def test_a_mixer_without_its_two_functions_says_so():
-    with pytest.raises(NotImplementedError, match=r"must implement project\(x, state\)"):
+    with pytest.raises(NotImplementedError, match=r"must implement project\(x, call\)"):
         linattn.Mixer(32)(torch.zeros(1, 2, 32))
 
 
 def test_no_state_is_made_that_nobody_wants():
     x = torch.randn(1, 4, 32)
-    carry = CallContext(x, returning=False)
-    create("deltanet", dim=32).mix(x, carry)
-    assert carry.new == {}
+    call = CallContext(x, returning=False)
+    create("deltanet", dim=32).mix(x, call)
+    assert call.new == {}
 
 
 def test_a_copy_is_its_own():

@@ -41,10 +41,10 @@ def test_matrix_times_values(name):
     """Erasing, skips, shared heads and grouped heads included."""
     options = {"softmax": {"kv_heads": 2}, "mamba2": {"head_dim": 16}}.get(name, {})
     mixer, tokens = create(name, dim=32, **options).double(), x()
-    carry = CallContext(tokens, returning=False)
-    r = mixer.recurrence(tokens, carry)
+    call = CallContext(tokens, returning=False)
+    r = mixer.recurrence(tokens, call)
     o = torch.einsum("bhts,bshv->bthv", linattn.mixing_matrix(mixer, tokens), values(mixer, tokens))
-    torch.testing.assert_close(o, mixer.attend(r, carry))
+    torch.testing.assert_close(o, mixer.attend(r, call))
     torch.testing.assert_close(mixer.read(o if r.skip is None else o + r.skip, tokens), mixer(tokens))
 
 
@@ -80,7 +80,7 @@ Linear = linattn.mixers.info("linear").cls
 class Forgetful(Linear):
     """Starts anew at every call."""
 
-    def attend(self, r, carry):
+    def attend(self, r, call):
         return super().attend(r, CallContext(r.q, returning=False))
 
 
@@ -94,8 +94,8 @@ class Detached(Linear):
 class Peeking(Linear):
     """A value looks one token ahead."""
 
-    def project(self, x, state):
-        r = super().project(x, state)
+    def project(self, x, call):
+        r = super().project(x, call)
         return linattn.Recurrence(r.q, r.k, r.v.roll(-1, 1))
 
 

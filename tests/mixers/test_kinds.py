@@ -17,8 +17,8 @@ class Across(CrossMixer):
         super().__init__(dim)
         self.heads, self.q, self.kv, self.out = heads, nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
 
-    def project(self, x, state):
-        k, v = self.kv(state.across.tokens).unflatten(-1, (2, self.heads, -1)).unbind(2)
+    def project(self, x, call):
+        k, v = self.kv(call.across.tokens).unflatten(-1, (2, self.heads, -1)).unbind(2)
         return linattn.Recurrence(self.q(x).unflatten(-1, (self.heads, -1)).exp(), k.exp(), v, normalize=True, scale=1.0)
 
     def read(self, o, x):

@@ -38,13 +38,13 @@ def test_short_convolution_keeps_the_last_inputs_of_every_layout():
     conv, theirs = convolution()
     x = torch.randn(1, 9, 6, dtype=torch.float64)
     packed, cu = x, torch.tensor([0, 1, 1, 6, 9])
-    carry = CallContext(packed, cu_seqlens=cu)
-    y = conv(packed, carry)
+    call = CallContext(packed, cu_seqlens=cu)
+    y = conv(packed, call)
     wanted = torch.cat([theirs(part) for part in (x[:, :1], x[:, 1:6], x[:, 6:])], 1)
     torch.testing.assert_close(y, wanted)
     zero = torch.zeros(3, 6, dtype=torch.float64)
     kept = torch.stack([torch.cat([zero[:2], x[0, :1]]), zero, x[0, 3:6], x[0, 6:]])
-    torch.testing.assert_close(carry.new["conv"], kept)
+    torch.testing.assert_close(call.new["conv"], kept)
     ragged = CallContext(x.expand(2, -1, -1), lengths=torch.tensor([2, 7]))
     conv(x.expand(2, -1, -1), ragged)
     torch.testing.assert_close(ragged.new["conv"], torch.stack([torch.cat([zero[:1], x[0, :2]]), x[0, 4:7]]))
@@ -53,9 +53,9 @@ def test_short_convolution_keeps_the_last_inputs_of_every_layout():
 def test_a_kept_state_does_not_keep_the_sequence_alive():
     conv, _ = convolution()
     x = torch.randn(1, 1000, 6, dtype=torch.float64)
-    carry = CallContext(x)
-    conv(x, carry)
-    assert carry.new["conv"].untyped_storage().nbytes() == 3 * 6 * 8
+    call = CallContext(x)
+    conv(x, call)
+    assert call.new["conv"].untyped_storage().nbytes() == 3 * 6 * 8
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

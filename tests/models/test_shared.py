@@ -128,9 +128,9 @@ def test_kinds_do_not_mix(monkeypatch):
     class Counter(Mixer):
         shares = True
 
-        def project(self, x, state: CallContext) -> Recurrence:
-            assert state.shared is None or state.shared.ndim == 0
-            state.shared = x.new_zeros(()) if state.shared is None else state.shared + 1
+        def project(self, x, call: CallContext) -> Recurrence:
+            assert call.shared is None or call.shared.ndim == 0
+            call.shared = x.new_zeros(()) if call.shared is None else call.shared + 1
             head = x[:, :, None]
             return Recurrence(head, head, head)
 

@@ -191,9 +191,9 @@ def test_states_of_rows(lengths, tokens):
         real = torch.full((B,), tokens[0])
     else:
         real = torch.tensor(lengths).clamp(max=tokens[0])
-    carry = CallContext(first, lengths=None if lengths is None else real)
-    conv(first, carry)
-    state = {**carry.new, "position": real}
+    call = CallContext(first, lengths=None if lengths is None else real)
+    conv(first, call)
+    state = {**call.new, "position": real}
     y = conv(second, CallContext(second, state))
     for b, n in enumerate(real.tolist()):
         whole = torch.cat([first[b : b + 1, :n], second[b : b + 1]], 1)

@@ -41,9 +41,9 @@ def test_values_and_gradients(value_heads, tokens):
 
 def _summands(mixer, x):
     """The norm of the sum of the sizes of what the gradient of A_log is a sum of: a decay is exp(A_log) times what the token says."""
-    carry = CallContext(x)
-    r = mixer.project(x, carry)
-    (g,) = torch.autograd.grad(mixer.read(mixer.attend(r, carry), x).square().sum(), r.decay)
+    call = CallContext(x)
+    r = mixer.project(x, call)
+    (g,) = torch.autograd.grad(mixer.read(mixer.attend(r, call), x).square().sum(), r.decay)
     return (g * r.decay).abs().sum((0, 1)).norm().item()
 
 

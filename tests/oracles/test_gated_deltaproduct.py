@@ -53,8 +53,8 @@ def test_two_reflections_turn_by_twice_their_angle():
     from linattn.mixers import Recurrence
 
     r = Recurrence(torch.zeros(1, 1, 1, 2).double(), k, torch.zeros(1, 1, 2, 2).double(), beta=torch.full((1, 1, 2), 2.0).double())
-    carry = CallContext(k[:, :, 0], {"S": torch.eye(2, dtype=torch.float64)[None, None], "position": torch.zeros(1, dtype=torch.int64)})
-    mixer.attend(r, carry)
+    call = CallContext(k[:, :, 0], {"S": torch.eye(2, dtype=torch.float64)[None, None], "position": torch.zeros(1, dtype=torch.int64)})
+    mixer.attend(r, call)
     turn = 2 * angle
     wanted = torch.stack([torch.stack([turn.cos(), -turn.sin()]), torch.stack([turn.sin(), turn.cos()])])
-    torch.testing.assert_close(carry.new["S"][0, 0], wanted)
+    torch.testing.assert_close(call.new["S"][0, 0], wanted)

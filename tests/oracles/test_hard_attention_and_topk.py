@@ -58,8 +58,8 @@ def test_ties():
 
 
 def recurrence(mixer, x, v):
-    carry = CallContext(x, returning=False)
-    return replace(mixer.recurrence(x, carry), v=v), carry
+    call = CallContext(x, returning=False)
+    return replace(mixer.recurrence(x, call), v=v), call
 
 
 @pytest.mark.parametrize(("name", "options", "theirs"), [

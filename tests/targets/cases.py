@@ -26,6 +26,15 @@ def attention(kind: str, rank: str, dtype: torch.dtype, size: int, tokens: int =
     (o.float().sum() + state.sum()).backward()
 
 
+def mixed(size: int) -> None:
+    """RWKV-7 as it came from autocast: erasing vectors in float32 beside the rest in bfloat16, and no gradient of the decay."""
+    call = calls.make("erase", "BTHK", B=1, T=2048, H=1, K=size, V=size).to(BF16)
+    wide = call.with_(**{name: call.tensors[name].float() for name in ("read", "write")})
+    leaves = {name: t.requires_grad_(name != "decay") for name, t in wide.tensors.items()}
+    o = linattn.linear_attention(**calls.arguments(leaves, {**call.options, "return_state": False}), form="chunk", backend="triton")
+    o.float().sum().backward()
+
+
 def decode(kind: str, rank: str, dtype: torch.dtype, size: int) -> None:
     call = calls.make(kind, rank, B=2, T=1, H=4, K=size, V=size).to(dtype)
     linattn.linear_attention(**call.arguments(), form="recurrent", backend="triton")
@@ -120,6 +129,7 @@ def _all() -> dict[str, Case]:
         name = str(dtype).removeprefix("torch.")
         for kind, rank in product(KINDS, RANKS):
             found[f"attention-{kind}-{rank}-{name}-{size}"] = partial(attention, kind, rank, dtype, size)
+    found["attention-erase-BTHK-mixed-128"] = partial(mixed, 128)
     for kind, rank, size in product(KINDS, RANKS, (64, 128, 256)):
         found[f"decode-{kind}-{rank}-bfloat16-{size}"] = partial(decode, kind, rank, BF16, size)
     for kind, rank, size in product(("plain", "beta"), RANKS, (64, 128, 256)):

@@ -20,14 +20,14 @@ class Across(CrossMixer):
 
     piece = PIECE
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        k, v, real = r.k, r.v, carry.written
-        if not carry.fresh:
-            k, v, real = (cast(Tensor, carry.get(name)) for name in ("k", "v", "real"))
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        k, v, real = r.k, r.v, call.written
+        if not call.fresh:
+            k, v, real = (cast(Tensor, call.get(name)) for name in ("k", "v", "real"))
         elif real is None:
             real = torch.ones(k.shape[:2], dtype=torch.bool, device=k.device)
         for name, t in (("k", k), ("v", v), ("real", real)):
-            carry.keep(name, t)
+            call.keep(name, t)
         return self.attend_context(r.q, k, v, real | ~real.any(1, keepdim=True))  # at zeros, where a context has no tokens
 
     def attend_context(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:

@@ -44,9 +44,9 @@ class Bahdanau(Across):
         self.k_proj = nn.Linear(dim, hidden)  # U_a
         self.score = nn.Linear(hidden, 1, bias=False)  # v_a
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        assert state.across is not None
-        context = state.across.tokens
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        assert call.across is not None
+        context = call.across.tokens
         return Recurrence(self.q_proj(x)[:, :, None], self.k_proj(context)[:, :, None], context[:, :, None])
 
     def attend_context(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:

@@ -65,8 +65,8 @@ class Conformer(Mixer):
         self.ffn2_layer_norm, self.ffn2 = nn.LayerNorm(dim), HalfStepFeedForward(dim, hidden)
         self.final_layer_norm = nn.LayerNorm(dim)
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
-        valid = carry.valid
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
+        valid = call.valid
         x = x + self.ffn1(self.ffn1_layer_norm(x)) / 2
         x = x + self.self_attn(self.self_attn_layer_norm(x), valid)
         x = x + self.conv_module(x, valid)

@@ -47,22 +47,22 @@ class DeltaFormer(Softmax):
         super().__init__(dim, heads, rotated=None if rotary else 0)
         self.b_proj = nn.Linear(dim, heads)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        r = super().project(x, state)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        r = super().project(x, call)
         return Recurrence(r.q, r.k, r.v, beta=to_float32(self.b_proj(x)).sigmoid())
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         assert r.beta is not None
-        slots, real, before = cached(carry, k=r.k, u=to_float32(r.v))
+        slots, real, before = cached(call, k=r.k, u=to_float32(r.v))
         u, out = slots["u"][:, :before], []
-        for start, stop in pieces(carry.tokens, self.piece):
+        for start, stop in pieces(call.tokens, self.piece):
             first, last = before + start, before + stop
             k, seen = to_float32(slots["k"][:, :last]), upto(real, first, last)
             past = seen & torch.ones(stop - start, last, dtype=torch.bool, device=k.device).tril(first - 1)
             met = r.beta[:, start:stop].mT[..., None] * weights(self._scores(k[:, first:], k), past[:, None])
             u = torch.cat([u, _left(slots["u"][:, first:last], u, met)], 1)
             out.append(softmax(self._scores(to_float32(r.q[:, start:stop]), k), seen, u))
-        carry.keep("u", u)
+        call.keep("u", u)
         return torch.cat(out, 1).to(r.v.dtype)
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:

@@ -48,28 +48,28 @@ class FoX(Mixer):
             self.g_proj = nn.Linear(dim, dim, bias=False)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.pro:
-            k, v = self._shifted("k_last", k, self.k_shift(x), state), self._shifted("v_last", v, self.v_shift(x), state)
+            k, v = self._shifted("k_last", k, self.k_shift(x), call), self._shifted("v_last", v, self.v_shift(x), call)
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v))
         if self.pro:
             q, k = self.q_norm(q), self.k_norm(k)
         return Recurrence(q, k, v, decay=F.logsigmoid(to_float32(self.f_proj(x))))
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         assert r.decay is not None
-        (q, _), (f, _) = carry.to_rows(r.q), carry.to_rows(r.decay)
-        slots, real, before = cached(carry, k=r.k, v=r.v)
-        faded, out = carry.get("faded"), []
+        (q, _), (f, _) = call.to_rows(r.q), call.to_rows(r.decay)
+        slots, real, before = cached(call, k=r.k, v=r.v)
+        faded, out = call.get("faded"), []
         faded = f[:, :0] if faded is None else faded  # [rows, slots, H]: sum of the gates after each slot
-        for start, stop in pieces(carry.tokens, self.piece):
+        for start, stop in pieces(call.tokens, self.piece):
             last = before + stop
             between, faded = fading(f[:, start:stop], faded)
             scores = torch.einsum("rthk,rshk->rhts", to_float32(q[:, start:stop]), to_float32(slots["k"][:, :last])) * self.size**-0.5
             out.append(softmax(scores + between, upto(real, before + start, last), slots["v"][:, :last]))
-        carry.keep("faded", faded)
-        return carry.from_rows(torch.cat(out, 1))
+        call.keep("faded", faded)
+        return call.from_rows(torch.cat(out, 1))
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         if self.pro:
@@ -80,9 +80,9 @@ class FoX(Mixer):
         batch, tokens, heads, size = r.q.shape
         return 2 * batch * heads * (tokens * past + tokens * (tokens + 1) // 2) * (size + r.v.shape[3])
 
-    def _shifted(self, name: str, x: Tensor, gate: Tensor, carry: CallContext) -> Tensor:
+    def _shifted(self, name: str, x: Tensor, gate: Tensor, call: CallContext) -> Tensor:
         """Mix ``x`` [B, T, D] with the token before it by a gate per head."""
-        longer, places = carry.context(name, x, 1)
+        longer, places = call.context(name, x, 1)
         last = longer[:, :-1] if places is None else longer.index_select(1, places - 1)
         weight = to_float32(gate).sigmoid().repeat_interleave(self.size, -1)
         return (weight * to_float32(last) + (1 - weight) * to_float32(x)).to(x.dtype)

@@ -53,7 +53,7 @@ class MLA(Softmax):
         self.kv_proj = nn.Linear(self.rank, heads * (self.head_dim + self.value_dim), bias=False)
         self.o_proj = nn.Linear(heads * self.value_dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, own = self.q_proj(x).unflatten(-1, (self.heads, -1)).split((self.head_dim, self.shared), -1)
         c, common = self.latent_proj(x)[:, :, None].split((self.rank, self.shared), -1)  # [B, T, 1, ...]
         c = self.norm(c)

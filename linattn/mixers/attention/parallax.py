@@ -56,15 +56,15 @@ class Parallax(Softmax):
         super().__init__(dim, heads, rotated=None if rotary else 0)
         self.probe_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        r, probe = super().project(x, state), self.probe_proj(x).unflatten(-1, (self.heads, -1))
-        return Probed(r.q, r.k, r.v, probe=self._turned(probe, self.angles(x, state)) if self.rotated else probe)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        r, probe = super().project(x, call), self.probe_proj(x).unflatten(-1, (self.heads, -1))
+        return Probed(r.q, r.k, r.v, probe=self._turned(probe, self.angles(x, call)) if self.rotated else probe)
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         assert isinstance(r, Probed)
-        slots, real, before = cached(carry, k=r.k, v=r.v)
+        slots, real, before = cached(call, k=r.k, v=r.v)
         out = []
-        for start, stop in pieces(carry.tokens, self.piece):
+        for start, stop in pieces(call.tokens, self.piece):
             last = before + stop
             k, seen = to_float32(slots["k"][:, :last]), upto(real, before + start, last)[:, None]
             scores, probed = (torch.einsum("rthk,rshk->rhts", to_float32(t[:, start:stop]), k) for t in (r.q, r.probe))

@@ -64,22 +64,22 @@ class PaTH(Mixer):
         self.f_proj = nn.Linear(dim, heads) if forget else None
         self.q_norm, self.k_norm = (HeadNorm(self.size) if qk_norm else nn.Identity() for _ in range(2))
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        w = self.conv(self.w_proj(x), state)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        w = self.conv(self.w_proj(x), call)
         q, k, v, w = (t.unflatten(-1, (self.heads, -1)) for t in (self.q_proj(x), self.k_proj(x), self.v_proj(x), w))
         decay = None if self.f_proj is None else F.logsigmoid(to_float32(self.f_proj(x)))
         return Reflected(self.q_norm(q), self.k_norm(k), v, decay=decay, beta=2 * to_float32(self.b_proj(x)).sigmoid(), w=unit(w))
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         assert isinstance(r, Reflected)
         assert r.beta is not None
-        (q, _), (w, _), (beta, _) = (carry.to_rows(t) for t in (to_float32(r.q), r.w, r.beta))
-        slots, real, before = cached(carry, k=to_float32(r.k), v=r.v)
+        (q, _), (w, _), (beta, _) = (call.to_rows(t) for t in (to_float32(r.q), r.w, r.beta))
+        slots, real, before = cached(call, k=to_float32(r.k), v=r.v)
         q, w, k = (t.transpose(1, 2) for t in (q, w, slots["k"]))  # [rows, H, T or slots, K]
         beta, out = beta.mT[..., None], []
-        gates = None if r.decay is None else carry.to_rows(r.decay)[0]  # [rows, T, H]
-        faded = q.new_zeros(carry.rows, before, self.heads) if gates is None or carry.fresh else cast(Tensor, carry.get("faded"))
-        for start, stop in pieces(carry.tokens, self.piece):
+        gates = None if r.decay is None else call.to_rows(r.decay)[0]  # [rows, T, H]
+        faded = q.new_zeros(call.rows, before, self.heads) if gates is None or call.fresh else cast(Tensor, call.get("faded"))
+        for start, stop in pieces(call.tokens, self.piece):
             seen, rest = k[:, :, : before + stop], k[:, :, before + stop :]
             seen, scores = self._piece(q[:, :, start:stop], w[:, :, start:stop], beta[:, :, start:stop], seen, before + start)
             if gates is not None:
@@ -87,10 +87,10 @@ class PaTH(Mixer):
                 scores = scores + between
             out.append(softmax(scores * self.size**-0.5, upto(real, before + start, before + stop), slots["v"][:, : before + stop]))
             k = torch.cat([seen, rest], 2)
-        carry.keep("k", k.transpose(1, 2))
+        call.keep("k", k.transpose(1, 2))
         if gates is not None:
-            carry.keep("faded", faded)
-        return carry.from_rows(torch.cat(out, 1))
+            call.keep("faded", faded)
+        return call.from_rows(torch.cat(out, 1))
 
     def _piece(self, q: Tensor, w: Tensor, beta: Tensor, k: Tensor, first: int) -> tuple[Tensor, Tensor]:
         """Scores of the queries in the slots from ``first`` on, and the keys ``k`` [rows, H, slots, K] after them."""

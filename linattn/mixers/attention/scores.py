@@ -19,7 +19,7 @@ def pieces(tokens: int, size: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + size, tokens)
 
 
-def cached(carry: CallContext, **new: Tensor) -> tuple[dict[str, Tensor], Tensor, int]:
+def cached(call: CallContext, **new: Tensor) -> tuple[dict[str, Tensor], Tensor, int]:
     """Lay out each of ``new`` [B, T, ...] with one row per sequence, after the tensors kept under its name; keeps all of them.
 
     Also returns a mask of usable slots, [rows, slots], and the number of slots from earlier calls. Filler behind a row's own
@@ -27,12 +27,12 @@ def cached(carry: CallContext, **new: Tensor) -> tuple[dict[str, Tensor], Tensor
     """
     slots, real = {}, None
     for name, x in new.items():
-        own, real = carry.to_rows(x)
-        slots[name] = carry.append(name, own)
-    every = torch.ones(carry.rows, carry.tokens, dtype=torch.bool, device=own.device)
-    old = carry.get("valid")
+        own, real = call.to_rows(x)
+        slots[name] = call.append(name, own)
+    every = torch.ones(call.rows, call.tokens, dtype=torch.bool, device=own.device)
+    old = call.get("valid")
     old = every[:, :0] if old is None else old
-    carry.keep("valid", torch.cat([old, every if real is None else real], 1))
+    call.keep("valid", torch.cat([old, every if real is None else real], 1))
     return slots, torch.cat([old, every], 1), old.shape[1]
 
 

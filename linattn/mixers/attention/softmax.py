@@ -100,10 +100,10 @@ class Softmax(Mixer):
         self.q_norm, self.k_norm = (None if norm_eps is None else _NORMS[norm](self.size, norm_eps) for _ in range(2))
         self.o_proj = nn.Linear(inner, dim, bias=out_bias)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         parts = [p(x) for p in (self.q_proj, self.k_proj, self.v_proj)]
         if self.short_conv is not None:
-            parts = list(self.short_conv(torch.cat(parts, -1), state).split([part.shape[-1] for part in parts], -1))
+            parts = list(self.short_conv(torch.cat(parts, -1), call).split([part.shape[-1] for part in parts], -1))
         q, k, v = (part.unflatten(-1, (-1, self.size)) for part in parts)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -111,12 +111,12 @@ class Softmax(Mixer):
             q = q * (self.scale * self.size**0.5)  # attention itself divides by the root
         if not self.rotated:
             return Recurrence(q, k, v)
-        angles = self.angles(x, state)
+        angles = self.angles(x, call)
         return Recurrence(self._turned(q, angles), self._turned(k, angles), v)
 
-    def angles(self, x: Tensor, state: CallContext) -> Tensor:
+    def angles(self, x: Tensor, call: CallContext) -> Tensor:
         """Rotation angle of each pair of channels, [B, T, rotated / 2]."""
-        return state.positions[..., None] * frequencies(x, self.rotated, self.base, self.scaling)
+        return call.positions[..., None] * frequencies(x, self.rotated, self.base, self.scaling)
 
     def _turned(self, x: Tensor, angles: Tensor) -> Tensor:
         """Rotate the first ``rotated`` channels of each head of x [B, T, H, K]; the others stay."""
@@ -134,25 +134,25 @@ class Softmax(Mixer):
         """Attend with one query a row, q [B, 1, H, K], to a preallocated cache: see :func:`linattn.ops.one_query.one_query`."""
         return one_query(q, k, v, seen, taken)
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        if carry.sharded and self.window is None:
-            return cast(ShardedContext, carry).attend(r.q, r.k, r.v, self.causal, _softmax)
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        if call.sharded and self.window is None:
+            return cast(ShardedContext, call).attend(r.q, r.k, r.v, self.causal, _softmax)
         if self.window is not None:
-            return self._windowed(r, carry, self.window - 1)
-        if carry.taken is not None:
-            return self._step(r, carry, carry.taken)
-        if carry.cu_seqlens is not None:
-            return self._packed(r, carry)
+            return self._windowed(r, call, self.window - 1)
+        if call.taken is not None:
+            return self._step(r, call, call.taken)
+        if call.cu_seqlens is not None:
+            return self._packed(r, call)
         if not self.causal:
-            real = carry.valid
-            every = r.k.new_ones(1, r.k.shape[1], dtype=torch.bool) if real is None else real | (carry.counts == 0)[:, None]
+            real = call.valid
+            every = r.k.new_ones(1, r.k.shape[1], dtype=torch.bool) if real is None else real | (call.counts == 0)[:, None]
             return _plain(r.q, r.k, r.v, every[:, None])
-        k, v, _ = self._cache(r, carry)
-        if carry.fresh:  # padding follows the real tokens, where causality hides it
+        k, v, _ = self._cache(r, call)
+        if call.fresh:  # padding follows the real tokens, where causality hides it
             return _softmax(r.q, k, v, None)
-        before = cast(Tensor, carry.get("valid"))[:, None].expand(-1, carry.tokens, -1)  # [B, T, slots]
-        own = torch.ones(carry.tokens, carry.tokens, dtype=torch.bool, device=k.device).tril()
-        return _softmax(r.q, k, v, torch.cat([before, own.expand(carry.batch, -1, -1)], -1)[:, None])
+        before = cast(Tensor, call.get("valid"))[:, None].expand(-1, call.tokens, -1)  # [B, T, slots]
+        own = torch.ones(call.tokens, call.tokens, dtype=torch.bool, device=k.device).tril()
+        return _softmax(r.q, k, v, torch.cat([before, own.expand(call.batch, -1, -1)], -1)[:, None])
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         o = o.flatten(-2)
@@ -167,44 +167,44 @@ class Softmax(Mixer):
         pairs = growing * past + growing * (growing + 1) // 2 + (tokens - growing) * most
         return 2 * batch * heads * pairs * (size + r.v.shape[3])
 
-    def _cache(self, r: Recurrence, carry: CallContext) -> list[Tensor]:
+    def _cache(self, r: Recurrence, call: CallContext) -> list[Tensor]:
         """Cached k, v and valid of earlier calls and this one, rows first; keeps them."""
-        (k, valid), (v, _) = carry.to_rows(r.k), carry.to_rows(r.v)
+        (k, valid), (v, _) = call.to_rows(r.k), call.to_rows(r.v)
         if valid is None:
             valid = torch.ones(k.shape[:2], dtype=torch.bool, device=k.device)
-        return [carry.append(name, new) for name, new in (("k", k), ("v", v), ("valid", valid))]
+        return [call.append(name, new) for name, new in (("k", k), ("v", v), ("valid", valid))]
 
-    def _step(self, r: Recurrence, carry: CallContext, taken: Tensor) -> Tensor:
+    def _step(self, r: Recurrence, call: CallContext, taken: Tensor) -> Tensor:
         """Step of one real token in every row on a preallocated cache."""
-        if carry.tokens != 1 or carry.lengths is not None or carry.cu_seqlens is not None:
+        if call.tokens != 1 or call.lengths is not None or call.cu_seqlens is not None:
             raise ValueError("a preallocated state takes one token of every row at a time: it belongs to a captured step")
-        k, v, valid = self._cache(r, carry)
-        carry.keep("taken", taken + carry.counts)
+        k, v, valid = self._cache(r, call)
+        call.keep("taken", taken + call.counts)
         return self.attend_cache(r.q, k, v, valid, taken)
 
-    def _packed(self, r: Recurrence, carry: CallContext) -> Tensor:
+    def _packed(self, r: Recurrence, call: CallContext) -> Tensor:
         """Attend with all packed sequences in one row of keys, kept ones first; a query sees its own sequence up to itself."""
-        if carry.returning:
-            self._cache(r, carry)
-        sequence, token = carry.sequence, torch.arange(carry.tokens, device=r.k.device)  # [T]
+        if call.returning:
+            self._cache(r, call)
+        sequence, token = call.sequence, torch.arange(call.tokens, device=r.k.device)  # [T]
         seen = sequence[:, None] == sequence
         if self.causal:
             seen = seen & (token[:, None] >= token)
-        if carry.fresh:
+        if call.fresh:
             return _apart(r.q, r.k, r.v, seen[None])
-        old_k, old_v, valid = (cast(Tensor, carry.get(name)) for name in ("k", "v", "valid"))  # [N, slots, ...]
-        row = torch.arange(carry.rows, device=token.device)
+        old_k, old_v, valid = (cast(Tensor, call.get(name)) for name in ("k", "v", "valid"))  # [N, slots, ...]
+        row = torch.arange(call.rows, device=token.device)
         before = (sequence[:, None] == row)[..., None] & valid  # [T, N, slots]
         k, v = (torch.cat([old.flatten(0, 1)[None].to(new.dtype), new], 1) for old, new in ((old_k, r.k), (old_v, r.v)))
         return _apart(r.q, k, v, torch.cat([before.flatten(1), seen], 1)[None])
 
-    def _windowed(self, r: Recurrence, carry: CallContext, n: int) -> Tensor:
+    def _windowed(self, r: Recurrence, call: CallContext, n: int) -> Tensor:
         """Attend from every token to itself and the ``n`` before it, some of which earlier calls may have kept."""
-        (k, places), (v, _) = (carry.context(name, t.flatten(2), n) for name, t in (("k", r.k), ("v", r.v)))
+        (k, places), (v, _) = (call.context(name, t.flatten(2), n) for name, t in (("k", r.k), ("v", r.v)))
         k, v = k.unflatten(-1, r.k.shape[2:]), v.unflatten(-1, r.v.shape[2:])
         if places is None:
-            return _banded(r.q, k, v, carry.positions, n, _plain)
-        q, past = (t.new_zeros(t.shape[0], k.shape[1], *t.shape[2:]).index_copy(1, places, t) for t in (r.q, carry.positions))
+            return _banded(r.q, k, v, call.positions, n, _plain)
+        q, past = (t.new_zeros(t.shape[0], k.shape[1], *t.shape[2:]).index_copy(1, places, t) for t in (r.q, call.positions))
         k, v = (F.pad(t, (0, 0, 0, 0, n, 0)) for t in (k, v))
         return _banded(q, k, v, past, n, _apart).index_select(1, places)
 

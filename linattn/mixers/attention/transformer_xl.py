@@ -78,17 +78,17 @@ class TransformerXL(Mixer):
         self.content_bias = nn.Parameter(0.02 * torch.randn(heads, self.size))  # u
         self.position_bias = nn.Parameter(0.02 * torch.randn(heads, self.size))  # w
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         return Hidden(q, k, v, x=x)
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        q, _ = carry.to_rows(r.q)
-        here, past, table, out = carry.start[:, None, None], self.past(r, carry), self._sinusoids(q), []
-        for start, stop in pieces(carry.tokens, self.piece):
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        q, _ = call.to_rows(r.q)
+        here, past, table, out = call.start[:, None, None], self.past(r, call), self._sinusoids(q), []
+        for start, stop in pieces(call.tokens, self.piece):
             now = here + torch.arange(start, stop, device=q.device)[:, None]  # [rows, queries, 1]: positions
             out.append(self._attend(to_float32(q[:, start:stop]), self.slots(past, start, stop, now), table))
-        return carry.from_rows(torch.cat(out, 1))
+        return call.from_rows(torch.cat(out, 1))
 
     def _attend(self, q: Tensor, slots: Slots, table: Tensor) -> Tensor:
         """The output of queries [rows, queries, H, K] at ``slots``; ``table`` [distances, H, K] is :meth:`_sinusoids`."""
@@ -97,16 +97,16 @@ class TransformerXL(Mixer):
         index = slots.distance.clamp(0, len(table) - 1)[:, None].expand(-1, self.heads, -1, -1)
         return softmax((content + position.gather(3, index)) * self.size**-0.5, slots.seen, slots.v)
 
-    def past(self, r: Recurrence, carry: CallContext) -> tuple[Past, ...]:
+    def past(self, r: Recurrence, call: CallContext) -> tuple[Past, ...]:
         """Concatenate the tokens in the state and those of this call."""
         assert isinstance(r, Hidden)
-        (k, _), (v, _) = carry.to_rows(r.k), carry.to_rows(r.v)
-        old = carry.get("memory")
+        (k, _), (v, _) = call.to_rows(r.k), call.to_rows(r.v)
+        old = call.get("memory")
         if old is not None:
             k, v = (torch.cat([p(old.to(t.dtype)).unflatten(-1, (self.heads, -1)), t], 1) for p, t in ((self.k_proj, k), (self.v_proj, v)))
-        carry.context("memory", r.x, self.kept)
+        call.context("memory", r.x, self.kept)
         before = 0 if old is None else self.kept
-        return (Past(k, v, before, carry.start - before),)
+        return (Past(k, v, before, call.start - before),)
 
     def slots(self, past: tuple[Past, ...], start: int, stop: int, now: Tensor) -> Slots:
         """Slots for the queries from ``start`` to before ``stop`` of this call, at positions ``now`` [rows, queries, 1]."""
@@ -171,11 +171,11 @@ class CompressiveTransformer(TransformerXL):
     def reach(self) -> int:
         return self.kept + 1 + self.compressed
 
-    def past(self, r: Recurrence, carry: CallContext) -> tuple[Past, ...]:
+    def past(self, r: Recurrence, call: CallContext) -> tuple[Past, ...]:
         assert isinstance(r, Hidden)
-        hidden, first = self._blocks(r.x, carry)
+        hidden, first = self._blocks(r.x, call)
         k, v = (p(hidden).unflatten(-1, (self.heads, -1)) for p in (self.k_proj, self.v_proj))
-        return (Past(k.to(r.k.dtype), v.to(r.v.dtype), self.blocks, first), *super().past(r, carry))
+        return (Past(k.to(r.k.dtype), v.to(r.v.dtype), self.blocks, first), *super().past(r, call))
 
     def slots(self, past: tuple[Past, ...], start: int, stop: int, now: Tensor) -> Slots:
         near, squeezed = super().slots(past, start, stop, now), past[0]
@@ -190,21 +190,21 @@ class CompressiveTransformer(TransformerXL):
             torch.cat([now - border + back, near.distance], 2),
         )  # fmt: skip
 
-    def _blocks(self, x: Tensor, carry: CallContext) -> tuple[Tensor, Tensor]:
+    def _blocks(self, x: Tensor, call: CallContext) -> tuple[Tensor, Tensor]:
         """Compressed slots, old and of this call [rows, blocks, D], and the number of the first; unfinished ones are at the end."""
-        rows, _ = carry.to_rows(x)
-        old, memory = carry.get("compressed"), carry.get("memory")
-        old = x.new_zeros(carry.rows, self.blocks, x.shape[-1]) if old is None else old.to(x.dtype)
-        memory = x.new_zeros(carry.rows, self.kept, x.shape[-1]) if memory is None else memory.to(x.dtype)
+        rows, _ = call.to_rows(x)
+        old, memory = call.get("compressed"), call.get("memory")
+        old = x.new_zeros(call.rows, self.blocks, x.shape[-1]) if old is None else old.to(x.dtype)
+        memory = x.new_zeros(call.rows, self.kept, x.shape[-1]) if memory is None else memory.to(x.dtype)
         longer = torch.cat([memory, rows], 1)
-        many, begun = -(-carry.tokens // self.rate) + (carry.tokens > 0), carry.start // self.rate  # may be one too many
-        token = torch.arange(many * self.rate, device=x.device) + (begun * self.rate - carry.start)[:, None] + self.kept
+        many, begun = -(-call.tokens // self.rate) + (call.tokens > 0), call.start // self.rate  # may be one too many
+        token = torch.arange(many * self.rate, device=x.device) + (begun * self.rate - call.start)[:, None] + self.kept
         inside = token.clamp(max=longer.shape[1] - 1)[..., None].expand(-1, -1, x.shape[-1])
         new = self.compress(longer.gather(1, inside).unflatten(1, (many, self.rate)).flatten(2))
         both = torch.cat([old, new.to(x.dtype)], 1)
-        done = (carry.start + carry.counts) // self.rate - begun
+        done = (call.start + call.counts) // self.rate - begun
         last = done[:, None] + torch.arange(self.blocks, device=x.device)
-        carry.keep("compressed", both.gather(1, last[..., None].expand(-1, -1, x.shape[-1])))
+        call.keep("compressed", both.gather(1, last[..., None].expand(-1, -1, x.shape[-1])))
         return both, begun - self.blocks
 
     def attend_flops(self, r: Recurrence, past: int) -> int:

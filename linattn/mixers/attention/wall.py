@@ -46,20 +46,20 @@ class Wall(Softmax):
         self.decay_proj = nn.Linear(dim, dim)
         nn.init.constant_(self.decay_proj.bias, 8.0)  # as the authors': little fades at first
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        r = super().project(x, state)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        r = super().project(x, call)
         return Recurrence(r.q, r.k, r.v, decay=F.logsigmoid(to_float32(self.decay_proj(x))).unflatten(-1, (self.heads, -1)))
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         assert r.decay is not None
-        slots, real, before = cached(carry, k=to_float32(r.k), v=r.v)
+        slots, real, before = cached(call, k=to_float32(r.k), v=r.v)
         k, out = slots["k"][:, :before], []
-        for start, stop in pieces(carry.tokens, self.piece):
+        for start, stop in pieces(call.tokens, self.piece):
             q, new, gates = to_float32(r.q[:, start:stop]), slots["k"][:, before + start : before + stop], r.decay[:, start:stop]
             scores, k = _faded(q, k, new, gates)
             seen = upto(real, before + start, before + stop)
             out.append(softmax(scores * self.size**-0.5, seen, slots["v"][:, : before + stop]))
-        carry.keep("k", k)
+        call.keep("k", k)
         return torch.cat(out, 1)
 
 

@@ -25,13 +25,13 @@ class Weighed(Softmax):
         """Weights for scores [rows, H, T, slots], -inf where a slot is hidden: the same shape, each row adding up to 1."""
         raise NotImplementedError(f"{type(self).__name__} must implement weights(scores)")
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        slots, real, before = cached(carry, k=r.k, v=r.v)
-        if not self.causal and carry.valid is not None:
-            real = carry.valid | (carry.counts == 0)[:, None]
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        slots, real, before = cached(call, k=r.k, v=r.v)
+        if not self.causal and call.valid is not None:
+            real = call.valid | (call.counts == 0)[:, None]
         out = []
-        for start, stop in pieces(carry.tokens, self.piece):
-            last = before + stop if self.causal else carry.tokens
+        for start, stop in pieces(call.tokens, self.piece):
+            last = before + stop if self.causal else call.tokens
             seen = upto(real, before + start, last) if self.causal else real[:, None]
             k, v = (slots[name][:, :last] for name in ("k", "v"))
             scores = torch.einsum("rthk,rshk->rhts", to_float32(r.q[:, start:stop]), to_float32(k)) * self.size**-0.5

@@ -66,8 +66,8 @@ class YOCO(Softmax):
     def example_shared(self, x: Tensor) -> Tensor | None:
         return None if self.first else x.new_ones(*x.shape[:2], 2 * self.kv_heads * self.size + 1)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        angles = self.angles(x, state)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        angles = self.angles(x, call)
         q = rotate(self.q_proj(x).unflatten(-1, (-1, self.size)), angles, interleaved=True)
         if not self.first:
             none = x.new_zeros(()).expand(*x.shape[:2], self.kv_heads, self.size)
@@ -75,22 +75,22 @@ class YOCO(Softmax):
         k, v = (p(x).unflatten(-1, (-1, self.size)) for p in (self.k_proj, self.v_proj))
         return Recurrence(q, rotate(k, angles, interleaved=True), v)
 
-    def angles(self, x: Tensor, state: CallContext) -> Tensor:
+    def angles(self, x: Tensor, call: CallContext) -> Tensor:
         frequencies = self.base ** -torch.linspace(0, 1, self.size // 2, dtype=to_float32(x.new_empty(0)).dtype, device=x.device)
-        return state.positions[..., None] * frequencies
+        return call.positions[..., None] * frequencies
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         if self.first:
-            real = torch.ones_like(carry.positions, dtype=r.k.dtype) if carry.valid is None else carry.valid.to(r.k.dtype)
-            carry.shared = carry.append("cache", torch.cat([r.k.flatten(2), r.v.flatten(2), real[..., None]], -1))
-        elif carry.shared is None:
+            real = torch.ones_like(call.positions, dtype=r.k.dtype) if call.valid is None else call.valid.to(r.k.dtype)
+            call.shared = call.append("cache", torch.cat([r.k.flatten(2), r.v.flatten(2), real[..., None]], -1))
+        elif call.shared is None:
             raise ValueError("shared must be the first layer's cache where first is false, but came as None")
-        width, before = self.kv_heads * self.size, carry.shared.shape[1] - carry.tokens
-        k, v, flag = carry.shared.tensor_split((width, carry.shared.shape[2] - 1), -1)
+        width, before = self.kv_heads * self.size, call.shared.shape[1] - call.tokens
+        k, v, flag = call.shared.tensor_split((width, call.shared.shape[2] - 1), -1)
         k, v = (t.unflatten(-1, (self.kv_heads, -1)).repeat_interleave(self.heads // self.kv_heads, 2) for t in (k, v))
-        own = torch.ones(*flag.shape[:1], carry.tokens, dtype=torch.bool, device=flag.device)
+        own = torch.ones(*flag.shape[:1], call.tokens, dtype=torch.bool, device=flag.device)
         real, out = torch.cat([flag[:, :before, 0] > 0, own], 1), []
-        for start, stop in pieces(carry.tokens, self.piece):
+        for start, stop in pieces(call.tokens, self.piece):
             last = before + stop
             scores = torch.einsum("rthk,rshk->rhts", to_float32(r.q[:, start:stop]), to_float32(k[:, :last])) * self.size**-0.5
             out.append(softmax(scores, upto(real, before + start, last), v[:, :last]))

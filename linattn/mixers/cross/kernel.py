@@ -31,11 +31,11 @@ class CrossKernel(CrossMixer, KernelAttention):
     def __init__(self, dim: int, heads: int, *, bias: bool = False) -> None:
         super().__init__(dim, heads, causal=False, bias=bias)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        assert state.across is not None
-        maps = ((self.q_proj, x), (self.k_proj, state.across.tokens), (self.v_proj, state.across.tokens))
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        assert call.across is not None
+        maps = ((self.q_proj, x), (self.k_proj, call.across.tokens), (self.v_proj, call.across.tokens))
         q, k, v = (project(t).unflatten(-1, (self.heads, -1)) for project, t in maps)
-        q, k = self.features(to_float32(q), to_float32(k), state)
+        q, k = self.features(to_float32(q), to_float32(k), call)
         return Recurrence(q, k, v, normalize=self.normalize, scale=1.0)
 
 
@@ -62,7 +62,7 @@ class CrossLinearTransformer(CrossKernel):
     def __init__(self, dim: int, heads: int = 4) -> None:
         super().__init__(dim, heads)
 
-    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, call: CallContext) -> tuple[Tensor, Tensor]:
         return elu1(q), elu1(k)
 
 
@@ -89,7 +89,7 @@ class CrossReLUAttention(CrossKernel):
     def __init__(self, dim: int, heads: int = 4) -> None:
         super().__init__(dim, heads, bias=True)
 
-    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, call: CallContext) -> tuple[Tensor, Tensor]:
         return q.relu(), k.relu()
 
     def guard(self, denominator: Tensor) -> Tensor:
@@ -126,19 +126,19 @@ class CrossCosFormer(CrossKernel):
             raise ValueError(f"ratio must be a number above 0, target tokens for each of the context, but came as {ratio}")
         self.ratio = ratio
 
-    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
-        n = self._length(k, state)
-        state.keep("length", n)
+    def features(self, q: Tensor, k: Tensor, call: CallContext) -> tuple[Tensor, Tensor]:
+        n = self._length(k, call)
+        call.keep("length", n)
         n = n.clamp(min=1).to(q.dtype)[:, None]
         places = torch.arange(1, k.shape[1] + 1, device=k.device) / n  # [B, T]
-        expected = ((state.positions + 1) / (self.ratio * n)).clamp(max=1.0)  # [B, Tq]
+        expected = ((call.positions + 1) / (self.ratio * n)).clamp(max=1.0)  # [B, Tq]
         return _turned(q.relu(), expected), _turned(k.relu(), places)
 
-    def _length(self, k: Tensor, state: CallContext) -> Tensor:
-        if not state.fresh:
-            return cast(Tensor, state.get("length"))
-        assert state.across is not None
-        valid = state.across.valid
+    def _length(self, k: Tensor, call: CallContext) -> Tensor:
+        if not call.fresh:
+            return cast(Tensor, call.get("length"))
+        assert call.across is not None
+        valid = call.across.valid
         return torch.full(k.shape[:1], k.shape[1], device=k.device) if valid is None else valid.sum(1)
 
     def guard(self, denominator: Tensor) -> Tensor:

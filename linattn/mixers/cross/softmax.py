@@ -46,20 +46,20 @@ class CrossSoftmax(CrossMixer):
         self.heads = heads
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim, bias=bias) for _ in range(4))
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        assert state.across is not None
-        maps = ((self.q_proj, x), (self.k_proj, state.across.tokens), (self.v_proj, state.across.tokens))
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        assert call.across is not None
+        maps = ((self.q_proj, x), (self.k_proj, call.across.tokens), (self.v_proj, call.across.tokens))
         return Recurrence(*(project(t).unflatten(-1, (self.heads, -1)) for project, t in maps))
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        assert carry.across is not None
-        if carry.fresh:
-            valid = carry.across.valid
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        assert call.across is not None
+        if call.fresh:
+            valid = call.across.valid
             known = {"k": r.k, "v": r.v, "valid": r.k.new_ones(r.k.shape[:2]).bool() if valid is None else valid}
         else:
-            known = {name: cast(Tensor, carry.get(name)) for name in ("k", "v", "valid")}
+            known = {name: cast(Tensor, call.get(name)) for name in ("k", "v", "valid")}
         for name, value in known.items():
-            carry.keep(name, value)
+            call.keep(name, value)
         seen = known["valid"]
         seen = (seen | ~seen.any(1, keepdim=True))[:, None, None]  # of nothing but padding, which is 0, all is seen: 0 comes of it
         q, k, v = (t.transpose(1, 2) for t in (r.q, known["k"].to(r.q.dtype), known["v"].to(r.q.dtype)))

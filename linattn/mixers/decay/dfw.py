@@ -60,20 +60,20 @@ class DFW(Mixer):
             with torch.no_grad():
                 gate.bias.uniform_(1 / dim, 1 - 1 / dim).logit_()
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         a, b = (F.logsigmoid(to_float32(p(x))).unflatten(-1, (self.heads, -1)) for p in (self.a_proj, self.b_proj))
         return OuterDecay(q, k, v, decay=a, value_decay=b, scale=1.0)
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         assert isinstance(r, OuterDecay)
         assert r.decay is not None
         assert r.value_decay is not None
         o, state = outer_decay(
-            r.q, r.k, r.v, r.decay, r.value_decay, scale=r.scale, initial_state=carry.get("S"), return_state=True,
-            cu_seqlens=carry.cu_seqlens,
+            r.q, r.k, r.v, r.decay, r.value_decay, scale=r.scale, initial_state=call.get("S"), return_state=True,
+            cu_seqlens=call.cu_seqlens,
         )  # fmt: skip
-        carry.keep("S", state)
+        call.keep("S", state)
         return o
 
     def attend_flops(self, r: Recurrence, past: int) -> int:

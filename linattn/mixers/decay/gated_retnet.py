@@ -45,10 +45,10 @@ class GatedRetNet(Mixer):
         self.decay_proj = nn.Linear(dim, heads, bias=False)
         self.norm = HeadNorm(self.size, eps=1e-5, affine=False)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         frequencies = 10000.0 ** -torch.linspace(0, 1, self.size // 2, dtype=to_float32(x.new_empty(0)).dtype, device=x.device)
-        angles = state.positions[..., None] * frequencies  # [B, T, K / 2]
+        angles = call.positions[..., None] * frequencies  # [B, T, K / 2]
         q, k = (rotate(t, angles, interleaved=True) for t in (q, k))
         return Recurrence(q, k, v, decay=F.logsigmoid(to_float32(self.decay_proj(x))) / self.tau)
 

@@ -45,8 +45,8 @@ class GateLoop(Mixer):
         self.decay_proj, self.angle_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.norm = HeadNorm(dim)
 
-    def project(self, x: Tensor, state: CallContext) -> tuple[Recurrence, State]:
-        phase, last = self._phase(to_float32(self.angle_proj(x)), state)
+    def project(self, x: Tensor, call: CallContext) -> tuple[Recurrence, State]:
+        phase, last = self._phase(to_float32(self.angle_proj(x)), call)
         turn = torch.stack([phase.cos(), phase.sin()], -2).to(to_float32(x).dtype)  # [B, T, 2, D]
         q, k = (_heads(p(x)[..., None, :] * turn, self.heads) for p in (self.q_proj, self.k_proj))
         decay = F.logsigmoid(to_float32(self.decay_proj(x)))[..., None, :].expand_as(turn)
@@ -56,14 +56,14 @@ class GateLoop(Mixer):
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(self.norm(o.flatten(-2), self.g_proj(x)))
 
-    def _phase(self, angles: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
+    def _phase(self, angles: Tensor, call: CallContext) -> tuple[Tensor, Tensor]:
         """Sum of ``angles`` [B, T, D] up to each token, and over all tokens [rows, D] modulo whole turns."""
         exact = torch.float32 if angles.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
         angles = angles.to(exact)
-        if state.valid is not None:
-            angles = torch.where(state.valid[..., None], angles, 0.0)
+        if call.valid is not None:
+            angles = torch.where(call.valid[..., None], angles, 0.0)
         unfading = angles.new_zeros(angles.shape[-1])
-        phase, last = diagonal_scan(unfading, angles, initial_state=state.get("phase"), return_state=True, cu_seqlens=state.cu_seqlens)
+        phase, last = diagonal_scan(unfading, angles, initial_state=call.get("phase"), return_state=True, cu_seqlens=call.cu_seqlens)
         return phase, last.remainder(2 * math.pi)
 
 

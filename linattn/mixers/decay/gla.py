@@ -43,7 +43,7 @@ class GLA(Mixer):
         self.norm = HeadNorm(size, eps=eps)
         self.o_proj = nn.Linear(values, dim, bias=False)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, k, v, decay = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj, self.decay_proj))
         return Recurrence(q, k, v, decay=F.logsigmoid(to_float32(decay)) / self.tau)
 

@@ -41,19 +41,19 @@ class SlotMemory(Mixer):
 
     shards = True
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         assert isinstance(r, Slots)
         k, write = to_float32(r.k), to_float32(r.write)
         scores, keys = outer_decay(
-            to_float32(r.q), k, write, torch.zeros_like(k), r.fade, scale=r.scale, initial_state=carry.get("keys"), return_state=True,
-            cu_seqlens=carry.cu_seqlens,
+            to_float32(r.q), k, write, torch.zeros_like(k), r.fade, scale=r.scale, initial_state=call.get("keys"), return_state=True,
+            cu_seqlens=call.cu_seqlens,
         )  # fmt: skip
-        carry.keep("keys", keys)
+        call.keep("keys", keys)
         o, values = linear_attention(
-            scores.softmax(-1).to(r.v.dtype), write.to(r.v.dtype), r.v, decay=r.fade, scale=1.0, initial_state=carry.get("values"),
-            return_state=True, cu_seqlens=carry.cu_seqlens, form=self.form,
+            scores.softmax(-1).to(r.v.dtype), write.to(r.v.dtype), r.v, decay=r.fade, scale=1.0, initial_state=call.get("values"),
+            return_state=True, cu_seqlens=call.cu_seqlens, form=self.form,
         )  # fmt: skip
-        carry.keep("values", values)
+        call.keep("values", values)
         return o
 
     def attend_flops(self, r: Recurrence, past: int) -> int:
@@ -91,7 +91,7 @@ class GSA(SlotMemory):
         self.norm = HeadNorm(dim, eps=eps)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, k, v = (F.silu(p(x)).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         fade = F.logsigmoid(to_float32(self.f_proj(x)).unflatten(-1, (self.heads, -1))) / self.tau
         return Slots(q, k, v, fade=fade, write=-torch.expm1(fade), scale=1.0)

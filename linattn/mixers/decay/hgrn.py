@@ -62,22 +62,22 @@ class HGRN(Mixer):
     def placed(cls, index: int, count: int) -> dict[str, Any]:
         return rising(index, count)
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
         decay, new = forget(self.f_proj(x), self.lower_bound)
-        b, old = F.silu(to_float32(self.v_proj(x))), carry.get("h")
+        b, old = F.silu(to_float32(self.v_proj(x))), call.get("h")
         if self.theta is None:
             b = b * new
         else:
             decay = torch.complex(decay, self.theta.to(decay.dtype).expand_as(decay))
             b = torch.view_as_complex(b.unflatten(-1, (-1, 2)) * new[..., None])
             old = old if old is None else torch.view_as_complex(old.contiguous())
-        if carry.valid is not None:
-            valid = carry.valid[..., None]
+        if call.valid is not None:
+            valid = call.valid[..., None]
             decay, b = torch.where(valid, decay, 0.0), torch.where(valid, b, 0.0)
-        h, last = diagonal_scan(decay, b, initial_state=old, return_state=True, cu_seqlens=carry.cu_seqlens)
+        h, last = diagonal_scan(decay, b, initial_state=old, return_state=True, cu_seqlens=call.cu_seqlens)
         if self.theta is not None:
             h, last = torch.cat([h.real, h.imag], -1), torch.view_as_real(last)
-        carry.keep("h", last)
+        call.keep("h", last)
         return self.o_proj(self.norm(h.to(x.dtype)) * F.silu(self.g_proj(x)))
 
     def flops(self, x: Tensor, past: int = 0) -> int:

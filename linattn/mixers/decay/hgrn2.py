@@ -57,7 +57,7 @@ class HGRN2(Mixer):
     def placed(cls, index: int, count: int) -> dict[str, Any]:
         return rising(index, count)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         decay, key = forget(self.f_proj(x), self.lower_bound)
         q, k, v, decay = (t.unflatten(-1, (self.heads, -1)) for t in (F.silu(self.q_proj(x)), key, self.v_proj(x), decay))
         return Recurrence(q, k, v, decay=decay)

@@ -48,9 +48,9 @@ class LightNet(Mixer):
         self.norm = HeadNorm(dim, eps=eps)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        k = only_real(to_float32(self.k_proj(x)), state)
-        before, total, _ = logsumexp_so_far(k, state, "log_total")
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        k = only_real(to_float32(self.k_proj(x)), call)
+        before, total, _ = logsumexp_so_far(k, call, "log_total")
         k, decay = (k - total).exp(), log_fading(before, total)
         q, k, v, decay = (t.unflatten(-1, (self.heads, -1)) for t in (F.silu(self.q_proj(x)), k, self.v_proj(x), decay))
         return Recurrence(q, k, v, decay=decay)

@@ -48,7 +48,7 @@ class Lightning(Mixer):
     def placed(cls, index: int, count: int) -> dict[str, Any]:
         return {"layer": index, "layers": count}
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, k, v = F.silu(self.qkv_proj(x)).unflatten(-1, (self.heads, 3, -1)).unbind(-2)
         head = torch.arange(1, self.heads + 1, dtype=to_float32(x.new_empty(0)).dtype, device=x.device)
         return Recurrence(q, k, v, decay=-self.strength * torch.exp2(-8 * head / self.heads), scale=1.0)

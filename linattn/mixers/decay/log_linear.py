@@ -54,32 +54,32 @@ class LogLinear(Mixer):
         weights = F.softplus(to_float32(self.level_scale) * to_float32(self.level_proj(x).unflatten(-1, (len(self.level_scale), -1))))
         return Levels(r.q, r.k, r.v, decay=r.decay, beta=r.beta, scale=r.scale, skip=r.skip, weights=weights)
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         assert isinstance(r, Levels)
         assert r.decay is not None
         o = self._own(r)
         levels = self.levels - 1
-        if carry.fresh and not carry.returning:
-            levels = min(levels, max(carry.tokens - 1, 0).bit_length())  # the tokens reach no further
+        if call.fresh and not call.returning:
+            levels = min(levels, max(call.tokens - 1, 0).bit_length())  # the tokens reach no further
         if levels == 0:
             return o.to(r.v.dtype)
         level = torch.arange(levels, device=r.v.device)
-        place = carry.positions[..., None]  # [B, T, 1]
+        place = call.positions[..., None]  # [B, T, 1]
         second = (place >> level) % 2 == 1  # [B, T, levels]: in the second half of the block
         first = place % (2 << level) == 0  # the block begins
-        if carry.valid is not None:
-            first = first & carry.valid[..., None]
+        if call.valid is not None:
+            first = first & call.valid[..., None]
         v = torch.where(second[..., None, None], 0.0, r.v[:, :, None])  # [B, T, levels, H, V]
         decay = torch.where(first[..., None], -torch.inf, r.decay[:, :, None])  # [B, T, levels, H]
         q, k = (t[:, :, None].expand(-1, -1, levels, -1, -1).flatten(2, 3) for t in (r.q, r.k))
         beta = None if r.beta is None else r.beta[:, :, None].expand(-1, -1, levels, -1).flatten(2)
         out = linear_attention(
-            q, k, v.flatten(2, 3), decay=decay.flatten(2), beta=beta, scale=r.scale, initial_state=carry.get("S"),
-            return_state=carry.returning, cu_seqlens=carry.cu_seqlens, form=self.form,
+            q, k, v.flatten(2, 3), decay=decay.flatten(2), beta=beta, scale=r.scale, initial_state=call.get("S"),
+            return_state=call.returning, cu_seqlens=call.cu_seqlens, form=self.form,
         )  # fmt: skip
-        if carry.returning:
+        if call.returning:
             out, state = out
-            carry.keep("S", state)
+            call.keep("S", state)
         weights = torch.where(second[..., None, :], r.weights[..., 1 : levels + 1], 0.0)  # [B, T, H, levels]
         return (o + torch.einsum("bthl,btlhp->bthp", weights, to_float32(out).unflatten(2, (levels, -1)))).to(r.v.dtype)
 
@@ -115,8 +115,8 @@ class LogLinearMamba2(LogLinear, Mamba2):
         super().__init__(dim, expand=expand, head_dim=head_dim, state_size=state_size, groups=groups, conv_width=conv_width)
         self.add_levels(dim, self.heads, levels)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        return self.weighed(super().project(x, state), x)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        return self.weighed(super().project(x, call), x)
 
 
 @register(
@@ -147,5 +147,5 @@ class LogLinearGatedDeltaNet(LogLinear, GatedDeltaNet):
         super().__init__(dim, heads, value_heads=value_heads, key_size=key_size, value_size=value_size, conv_width=conv_width)
         self.add_levels(dim, self.value_heads, levels)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        return self.weighed(super().project(x, state), x)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        return self.weighed(super().project(x, call), x)

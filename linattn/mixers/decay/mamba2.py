@@ -76,9 +76,9 @@ class Mamba2(Mixer):
         self.norm = HeadNorm((self.groups, self.inner // self.groups), eps=eps)
         self.o_proj = nn.Linear(self.inner, dim, bias=False)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         xbc, dt = self.in_proj(x).split((self.convolved, self.heads), -1)
-        x, b, c = self.conv(xbc, state).split(self.widths, -1)
+        x, b, c = self.conv(xbc, call).split(self.widths, -1)
         x = x.unflatten(-1, (-1, self.inner // self.heads)).expand(-1, -1, self.heads, -1)  # [B, T, H, P]
         b, c = (t.unflatten(-1, (-1, self.state_size)) for t in (b, c))
         shared = max(b.shape[2], c.shape[2])

@@ -74,11 +74,11 @@ class Mamba3(Mixer):
         self.D = nn.Parameter(torch.ones(self.heads))
         self.o_proj = nn.Linear(self.inner, dim, bias=False)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         """q and k [B, T, rank · H, N], the heads of the first rank first; v [B, T, H, P]."""
         x, b, c, dt, a, mix, angles = self.in_proj(x).split(self.parts, -1)
         dt, mix = F.softplus(to_float32(dt) + self.dt_bias), to_float32(mix).sigmoid()
-        turned = self._phase(dt[..., None] * (math.pi * to_float32(angles).tanh())[:, :, None], state)[:, :, None]
+        turned = self._phase(dt[..., None] * (math.pi * to_float32(angles).tanh())[:, :, None], call)[:, :, None]
         q, k = (self._expand(t, norm, bias, turned) for t, norm, bias in ((c, self.C_norm, self.C_bias), (b, self.B_norm, self.B_bias)))
         v = x.unflatten(-1, (self.heads, -1))
         a = to_float32(a)
@@ -86,20 +86,20 @@ class Mamba3(Mixer):
         skip = (to_float32(self.D)[:, None] * self.inputs(v)).flatten(2, 3)
         return Trapezoid(q, k, v, decay=-rate * dt, scale=1.0, skip=skip, near=mix * dt, far=(1 - mix) * dt)
 
-    def _phase(self, steps: Tensor, carry: CallContext) -> Tensor:
+    def _phase(self, steps: Tensor, call: CallContext) -> Tensor:
         """Sums of the angles [B, T, H, n] from the start of each sequence; in float64, or 10⁵ tokens would not be exact."""
         kind = steps.dtype if steps.device.type == "mps" else torch.float64
         steps = steps.to(kind).flatten(2)
-        if carry.valid is not None:
-            steps = torch.where(carry.valid[..., None], steps, 0.0)
-        old = carry.get("angle")
+        if call.valid is not None:
+            steps = torch.where(call.valid[..., None], steps, 0.0)
+        old = call.get("angle")
         sums, last = diagonal_scan(
             steps.new_zeros(steps.shape[2]), steps,
-            initial_state=None if old is None else old.to(kind).flatten(1), return_state=True, cu_seqlens=carry.cu_seqlens,
+            initial_state=None if old is None else old.to(kind).flatten(1), return_state=True, cu_seqlens=call.cu_seqlens,
         )  # fmt: skip
         dtype = to_float32(self.dt_bias).dtype
         circle = 2 * math.pi
-        carry.keep("angle", (last - circle * (last / circle).floor().detach()).to(dtype).unflatten(1, (self.heads, -1)))
+        call.keep("angle", (last - circle * (last / circle).floor().detach()).to(dtype).unflatten(1, (self.heads, -1)))
         return (sums - circle * (sums / circle).floor().detach()).to(dtype).unflatten(2, (self.heads, -1))
 
     def _expand(self, t: Tensor, norm: HeadNorm, bias: Tensor, angles: Tensor) -> Tensor:
@@ -116,39 +116,39 @@ class Mamba3(Mixer):
         """Values [B, T, rank, H, P] that [B, T, H, P] writes."""
         return to_float32(v)[:, :, None]
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         assert isinstance(r, Trapezoid)
         assert r.decay is not None
         q, k = (to_float32(t).unflatten(2, (self.rank, -1)) for t in (r.q, r.k))  # [B, T, rank, H, N]
         v, dtype = self.inputs(r.v), r.v.dtype
         own = torch.einsum("btrhn,btshn,bth,btshp->btrhp", q, k, r.near, v)
-        k_last, v_last, near_last, fade = self._last(carry, k, v, r.near, r.decay)
+        k_last, v_last, near_last, fade = self._last(call, k, v, r.near, r.decay)
         k_last = k_last * (near_last + r.far)[:, :, None, :, None]
-        if carry.valid is not None:
-            k_last = torch.where(carry.valid[:, :, None, None, None], k_last, 0.0)
-            fade = torch.where(carry.valid[..., None], fade, 0.0)
+        if call.valid is not None:
+            k_last = torch.where(call.valid[:, :, None, None, None], k_last, 0.0)
+            fade = torch.where(call.valid[..., None], fade, 0.0)
         q = q * r.decay.exp()[:, :, None, :, None]
         fade = F.pad(fade[:, :, None], (0, 0, 0, self.rank - 1)).flatten(1, 2)  # on the first of a token's substeps
         with sharding.repeated(self.rank):
             o = linear_attention(
                 *(t.to(dtype).flatten(1, 2) for t in (q, k_last, v_last)), decay=fade, scale=1.0,
-                initial_state=carry.get("S"), return_state=carry.returning,
-                cu_seqlens=None if carry.cu_seqlens is None else carry.cu_seqlens * self.rank, form=self.form,
+                initial_state=call.get("S"), return_state=call.returning,
+                cu_seqlens=None if call.cu_seqlens is None else call.cu_seqlens * self.rank, form=self.form,
             )  # fmt: skip
-        if carry.returning:
+        if call.returning:
             o, state = o
-            carry.keep("S", state)
-        o = to_float32(o).unflatten(1, (-1, self.rank)) if carry.tokens else own
+            call.keep("S", state)
+        o = to_float32(o).unflatten(1, (-1, self.rank)) if call.tokens else own
         if self.rank > 1:  # later ranks of the previous token are not written yet
             missing = torch.einsum("btrhn,btshn->btrsh", q, k_last).permute(0, 1, 4, 2, 3).triu(1)
             o = o + torch.einsum("bthrs,btshp->btrhp", missing, v_last)
         return (o + own).flatten(2, 3).to(dtype)
 
-    def _last(self, carry: CallContext, k: Tensor, v: Tensor, near: Tensor, decay: Tensor) -> list[Tensor]:
+    def _last(self, call: CallContext, k: Tensor, v: Tensor, near: Tensor, decay: Tensor) -> list[Tensor]:
         """Shift all of them by one token, zeros at the start of a sequence; keeps the last token."""
         everything = [k, v, near, decay]
         flat = torch.cat([t.flatten(2) for t in everything], -1)
-        longer, places = carry.context("pending", flat, 1)
+        longer, places = call.context("pending", flat, 1)
         before = longer[:, :-1] if places is None else longer.index_select(1, places - 1)
         parts = before.split([math.prod(t.shape[2:]) for t in everything], -1)
         return [p.reshape(t.shape) for p, t in zip(parts, everything, strict=True)]

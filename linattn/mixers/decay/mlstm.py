@@ -32,22 +32,22 @@ class MatrixMemory(Mixer):
 
     eps: float
 
-    def memory(self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: CallContext) -> Stabilised:
+    def memory(self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, call: CallContext) -> Stabilised:
         """q, k, v [B, T, H, ...]; the inputs of the gates, e^i and σ(f), are float32 [B, T, H]."""
         decay = F.logsigmoid(f)
-        if state.valid is not None:
-            valid = state.valid[..., None]
+        if call.valid is not None:
+            valid = call.valid[..., None]
             decay, i = torch.where(valid, decay, 0.0), torch.where(valid, i, -torch.inf)
-        before, m = _maxima(decay, i, state)
+        before, m = _maxima(decay, i, call)
         faded = (decay + before - m).clamp(max=0).to(decay.dtype)
         k = k * (i - m).exp().to(decay.dtype)[..., None]
         floor = (-m).clamp(max=80).exp().to(decay.dtype)  # beyond it everything is 0 in float32
         return Stabilised(q, k, v, decay=faded, normalize="return", floor=floor)
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         assert isinstance(r, Stabilised)
         assert r.floor is not None
-        o, normaliser = super().attend(r, carry)
+        o, normaliser = super().attend(r, call)
         return (o / (torch.maximum(normaliser.abs(), r.floor) + self.eps)[..., None]).to(r.v.dtype)
 
 
@@ -92,27 +92,27 @@ class MLSTM(MatrixMemory):
             self.i_proj.bias.fill_(-10.0)
             self.f_proj.bias.copy_(torch.linspace(3.0, 6.0, heads))
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         i, f = (self.soft_cap * torch.tanh(to_float32(p(x)) / self.soft_cap) for p in (self.i_proj, self.f_proj))  # [B, T, H]
-        return self.memory(q, k, v, i, f, state)
+        return self.memory(q, k, v, i, f, call)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(self.norm(o) * self.g_proj(x).sigmoid())
 
 
-def _maxima(decay: Tensor, gate: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
+def _maxima(decay: Tensor, gate: Tensor, call: CallContext) -> tuple[Tensor, Tensor]:
     """Stabiliser m before and after each token, [B, T, H] each; it starts at 0.
 
     In float64, which costs nothing for one number a head: a decay is a difference of two m, and what float32 would round there
     at every token would add up.
     """
     exact = torch.float32 if decay.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
-    old = state.get("m")
-    first = decay.new_zeros(state.rows, decay.shape[-1], dtype=exact) if old is None else old[:, 0]
-    m = running_max(decay.to(exact), gate.to(exact), initial_state=first, cu_seqlens=state.cu_seqlens)
+    old = call.get("m")
+    first = decay.new_zeros(call.rows, decay.shape[-1], dtype=exact) if old is None else old[:, 0]
+    m = running_max(decay.to(exact), gate.to(exact), initial_state=first, cu_seqlens=call.cu_seqlens)
     assert isinstance(m, Tensor)
-    longer, places = state.context("m", m, 1)
+    longer, places = call.context("m", m, 1)
     return longer[:, :-1] if places is None else longer.index_select(1, places - 1), m
 
 

@@ -67,13 +67,13 @@ class MLSTMBlock(TimeMixing, MatrixMemory):
         nn.init.normal_(self.i_proj.bias, std=0.1)
         self.f_proj.bias.copy_(torch.linspace(3.0, 6.0, self.heads))
 
-    def tokens(self, x: Tensor, carry: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
+    def tokens(self, x: Tensor, call: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
         u, gate = self.up_proj(x).chunk(2, -1)
-        seen = self.conv(u, carry)
+        seen = self.conv(u, call)
         q, k, v = _grouped(seen, self.q_proj), _grouped(seen, self.k_proj), _grouped(u, self.v_proj)
         both = torch.cat([q, k, v], -1)
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v))
-        return self.memory(q, k, v, to_float32(self.i_proj(both)), to_float32(self.f_proj(both)), carry), (seen, gate)
+        return self.memory(q, k, v, to_float32(self.i_proj(both)), to_float32(self.f_proj(both)), call), (seen, gate)
 
     def finish(self, o: Tensor, beside: tuple[Tensor, ...]) -> Tensor:
         seen, gate = beside

@@ -56,7 +56,7 @@ class Raven(SlotMemory):
         self.q_norm, self.k_norm, self.norm = HeadNorm(size, eps=eps), HeadNorm(size, eps=eps), HeadNorm(dim, eps=eps)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, k, v = (F.silu(p(x)).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         decay = -self.A_log.exp() * F.softplus(to_float32(self.a_proj(x)) + self.dt_bias)
         fade = decay[..., None] * self.routed(x)

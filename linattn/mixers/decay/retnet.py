@@ -45,12 +45,12 @@ class RetNet(Mixer):
         self.norm = HeadNorm(2 * self.size, eps=eps, affine=affine)
         self.o_proj = nn.Linear(2 * dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         exact = to_float32(x.new_empty(0)).dtype
         last = 1 if self.interleaved else 1 - 2 / self.size  # the exponent of the slowest pair
         frequencies = 10000.0 ** -torch.linspace(0, last, self.size // 2, dtype=exact, device=x.device)
-        angles = state.positions[..., None] * frequencies  # [B, T, K / 2]
+        angles = call.positions[..., None] * frequencies  # [B, T, K / 2]
         q, k = (rotate(t, angles, interleaved=self.interleaved) for t in (q, k))
         head = torch.arange(self.heads, dtype=exact, device=x.device)
         return Recurrence(q, k, v, decay=torch.log1p(-torch.exp2(-5 - head)))

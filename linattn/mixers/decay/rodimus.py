@@ -64,9 +64,9 @@ class Rodimus(Mixer):
         self.tau_proj.bias.uniform_(1 / 16, 0.9).logit_()
         self.beta_proj.get_parameter("1.bias").zero_()
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         u = self.u_proj(x)
-        h = self.conv(u, state)
+        h = self.conv(u, call)
         select, tau = to_float32(self.select_proj(h)), to_float32(self.tau_proj(h)).sigmoid()
         k = unit(self.k_proj(h), eps=1e-12) * (tau * log_softplus(select)).exp()
         v, skip = (

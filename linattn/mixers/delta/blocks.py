@@ -14,20 +14,20 @@ class Blocks:
     ``present`` [rows, count, size] marks tokens of this call, ``finished`` [rows, count] the blocks that end in it.
     """
 
-    def __init__(self, carry: CallContext, size: int, device: torch.device) -> None:
-        self.carry, self.size = carry, size
-        longest = carry.tokens + (0 if carry.fresh else size - 1)
+    def __init__(self, call: CallContext, size: int, device: torch.device) -> None:
+        self.call, self.size = call, size
+        longest = call.tokens + (0 if call.fresh else size - 1)
         self.count = max(1, -(-longest // size))
-        self.shift = (carry.start % size)[:, None]  # [rows, 1]
+        self.shift = (call.start % size)[:, None]  # [rows, 1]
         self.token = torch.arange(self.count * size, device=device) - self.shift  # [rows, count * size]
-        end = carry.counts[:, None]
+        end = call.counts[:, None]
         self.present = ((self.token >= 0) & (self.token < end)).unflatten(1, (self.count, size))
         self.finished = self.shift + end >= (torch.arange(self.count, device=device) + 1) * size
 
     def place(self, x: Tensor) -> Tensor:
         """Arrange [B, T, H, ...] as [rows, count, H, size, ...], with zeros for missing tokens."""
-        rows, _ = self.carry.to_rows(x)
-        if self.carry.tokens == 0:
+        rows, _ = self.call.to_rows(x)
+        if self.call.tokens == 0:
             rows = torch.cat([rows, rows.new_zeros(rows.shape[0], 1, *rows.shape[2:])], 1)  # there must be something to gather
         index = self.token.clamp(0, rows.shape[1] - 1)
         placed = rows.gather(1, index.view(*index.shape, *[1] * (rows.ndim - 2)).expand(-1, -1, *rows.shape[2:]))
@@ -38,5 +38,5 @@ class Blocks:
     def back(self, blocks: list[Tensor]) -> Tensor:
         """Arrange the ``count`` outputs [rows, H, size, V] as [B, T, H, V]."""
         y = torch.cat(blocks, 2).transpose(1, 2)  # [rows, count * size, H, V]
-        index = self.shift + torch.arange(self.carry.tokens, device=y.device)
-        return self.carry.from_rows(y.gather(1, index[..., None, None].expand(-1, -1, *y.shape[2:])))
+        index = self.shift + torch.arange(self.call.tokens, device=y.device)
+        return self.call.from_rows(y.gather(1, index[..., None, None].expand(-1, -1, *y.shape[2:])))

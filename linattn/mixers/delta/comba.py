@@ -52,8 +52,8 @@ class Comba(Mixer):
         self.norm = HeadNorm(size)
         self.o_proj = nn.Linear(self.values, dim, bias=False)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        q, k, v = self.conv(self.qkv_proj(x), state).split((self.keys, self.keys, self.values), -1)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        q, k, v = self.conv(self.qkv_proj(x), call).split((self.keys, self.keys, self.values), -1)
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v))
         k = to_float32(unit(k, dtype=v.dtype))  # rounded as in the recurrence, so that it erases what it wrote
         beta = to_float32(self.b_proj(x)).sigmoid()[..., None]

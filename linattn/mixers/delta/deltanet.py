@@ -37,8 +37,8 @@ class DeltaNet(Mixer):
         self.norm = HeadNorm(size, eps=eps)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        q, k, v = self.conv(self.qkv_proj(x), state).unflatten(-1, (3, self.heads, -1)).unbind(2)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        q, k, v = self.conv(self.qkv_proj(x), call).unflatten(-1, (3, self.heads, -1)).unbind(2)
         q, k = unit(q, dtype=v.dtype), unit(k, dtype=v.dtype)
         return Recurrence(q, k, v, beta=clamp_beta(self.largest_beta * to_float32(self.b_proj(x)).sigmoid(), k))
 

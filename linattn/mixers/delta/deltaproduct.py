@@ -53,10 +53,10 @@ class DeltaProduct(Mixer):
         self.norm = HeadNorm(self.value_size)
         self.o_proj = nn.Linear(self.values, dim, bias=False)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         """k [B, T, n H, K], v [B, T, n H, V] and beta [B, T, n H] hold every substep, the first one's heads first."""
         n = self.substeps
-        q, k, v = self.conv(self.qkv_proj(x), state).split((self.keys, n * self.keys, n * self.values), -1)
+        q, k, v = self.conv(self.qkv_proj(x), call).split((self.keys, n * self.keys, n * self.values), -1)
         q, k = (unit(t.unflatten(-1, (-1, self.key_size)), dtype=t.dtype) for t in (q, k))
         beta = self.largest_beta * to_float32(self.b_proj(x)).sigmoid()
         return Recurrence(q, k, v.unflatten(-1, (-1, self.value_size)), decay=self.fading(x), beta=clamp_beta(beta, k))
@@ -65,8 +65,8 @@ class DeltaProduct(Mixer):
         """The logarithm of the decay before a token's first substep, [B, T, H]; here none."""
         return None
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        n, beta, decay, cu = self.substeps, r.beta, r.decay, carry.cu_seqlens
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        n, beta, decay, cu = self.substeps, r.beta, r.decay, call.cu_seqlens
         assert beta is not None
         k, v, beta = (t.unflatten(2, (n, -1)).flatten(1, 2) for t in (r.k, r.v, beta))  # [B, T n, H, ...]
         q = F.pad(r.q[:, :, None], (0, 0, 0, 0, n - 1, 0)).flatten(1, 2)  # only the last substep is read
@@ -74,12 +74,12 @@ class DeltaProduct(Mixer):
             decay = F.pad(decay[:, :, None], (0, 0, 0, n - 1)).flatten(1, 2)  # and only before the first one the state fades
         with sharding.repeated(n):
             o = linear_attention(
-                q, k, v, decay=decay, beta=beta, initial_state=carry.get("S"), return_state=carry.returning,
+                q, k, v, decay=decay, beta=beta, initial_state=call.get("S"), return_state=call.returning,
                 cu_seqlens=None if cu is None else cu * n, form=self.form,
             )  # fmt: skip
-        if carry.returning:
+        if call.returning:
             o, state = o
-            carry.keep("S", state)
+            call.keep("S", state)
         return o[:, n - 1 :: n]
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:

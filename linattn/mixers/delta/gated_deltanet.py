@@ -55,8 +55,8 @@ class GatedDeltaNet(Mixer):
         self.norm = HeadNorm(self.value_size, eps=eps)
         self.o_proj = nn.Linear(self.values, dim, bias=False)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        q, k, v = self.conv(self.qkv_proj(x), state).split((self.keys, self.keys, self.values), -1)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        q, k, v = self.conv(self.qkv_proj(x), call).split((self.keys, self.keys, self.values), -1)
         q, k = (unit(t.unflatten(-1, (self.heads, -1)), dtype=t.dtype) for t in (q, k))
         decay = -self.A_log.exp() * F.softplus(to_float32(self.a_proj(x)) + self.dt_bias)
         beta = self.largest_beta * to_float32(self.b_proj(x)).sigmoid()

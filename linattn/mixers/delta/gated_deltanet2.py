@@ -39,8 +39,8 @@ class GatedDeltaNet2(KDA):
         super().__init__(dim, heads, size=size, conv_width=conv_width, eps=eps, negative_eigenvalues=negative_eigenvalues, gate_bias=True)
         self.b_proj, self.w_proj = (nn.Linear(dim, heads * self.size, bias=False) for _ in range(2))
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        q, k, v = self.conv(self.qkv_proj(x), state).unflatten(-1, (3, self.heads, self.size)).unbind(2)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        q, k, v = self.conv(self.qkv_proj(x), call).unflatten(-1, (3, self.heads, self.size)).unbind(2)
         k = to_float32(unit(k, dtype=v.dtype))  # rounded as in the recurrence, so that it erases what it wrote
         decay, b, w = (to_float32(p(x).unflatten(-1, (self.heads, -1))) for p in (self.decay_proj, self.b_proj, self.w_proj))
         decay = -self.A_log.exp()[:, None] * F.softplus(decay + self.dt_bias)

@@ -56,8 +56,8 @@ class KDA(Mixer):
         self.norm = HeadNorm(self.size, eps=eps)
         self.o_proj = nn.Linear(inner, dim, bias=False)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        q, k, v = self.conv(self.qkv_proj(x), state).unflatten(-1, (3, self.heads, self.size)).unbind(2)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        q, k, v = self.conv(self.qkv_proj(x), call).unflatten(-1, (3, self.heads, self.size)).unbind(2)
         q, k = unit(q, dtype=v.dtype), unit(k, dtype=v.dtype)
         decay = -self.A_log.exp()[:, None] * F.softplus(to_float32(self.decay_proj(x).unflatten(-1, (self.heads, -1))) + self.dt_bias)
         return Recurrence(q, k, v, decay=decay, beta=clamp_beta(self.largest_beta * to_float32(self.b_proj(x)).sigmoid(), k))

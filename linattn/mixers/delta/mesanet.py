@@ -139,30 +139,30 @@ class MesaNet(Mixer):
         self.norm = HeadNorm(size)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        q, k, v = self.q_conv(self.q_proj(x), state), self.k_conv(self.k_proj(x), state), self.v_proj(x)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        q, k, v = self.q_conv(self.q_proj(x), call), self.k_conv(self.k_proj(x), call), self.v_proj(x)
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v))
         weight = to_float32(self.b_proj(x)).sigmoid()
         decay = F.logsigmoid(to_float32(self.a_proj(x)))
         return LeastSquares(unit(q), unit(k).to(v.dtype), weight[..., None] * to_float32(v), decay=decay, scale=1.0, weight=weight)
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         assert isinstance(r, LeastSquares)
         k = to_float32(r.k)
         system = System(
-            k, k * r.weight[..., None], F.softplus(to_float32(self.ridge_raw)) + self.ridge, r.decay, carry.get("H"), carry.cu_seqlens,
+            k, k * r.weight[..., None], F.softplus(to_float32(self.ridge_raw)) + self.ridge, r.decay, call.get("H"), call.cu_seqlens,
             self.steps, self.form,
         )  # fmt: skip
         x = solve(to_float32(r.q), *system)
-        if carry.returning:
-            carry.keep("H", system.last())
+        if call.returning:
+            call.keep("H", system.last())
         o = linear_attention(
-            x, k, to_float32(r.v), decay=r.decay, scale=1.0, initial_state=carry.get("G"), return_state=carry.returning,
-            cu_seqlens=carry.cu_seqlens, form=self.form,
+            x, k, to_float32(r.v), decay=r.decay, scale=1.0, initial_state=call.get("G"), return_state=call.returning,
+            cu_seqlens=call.cu_seqlens, form=self.form,
         )  # fmt: skip
-        if carry.returning:
+        if call.returning:
             o, state = o
-            carry.keep("G", state)
+            call.keep("G", state)
         return o.to(r.v.dtype)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:

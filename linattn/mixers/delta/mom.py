@@ -74,9 +74,9 @@ class MoM(Mixer):
         self.norm = HeadNorm(self.value_size, eps=eps)
         self.o_proj = nn.Linear(heads * self.value_size, dim, bias=False)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         """Order heads by memory, the shared memory last."""
-        q, k, v = self.conv(self.qkv_proj(x), state).split(self.widths, -1)
+        q, k, v = self.conv(self.qkv_proj(x), call).split(self.widths, -1)
         q, k = (unit(t.unflatten(-1, (-1, self.key_size))) for t in (q, k))
         chosen, weights = self.routed(x)  # [B, T, memories]
         chosen = chosen.repeat_interleave(self.heads, -1)  # [B, T, memories H]

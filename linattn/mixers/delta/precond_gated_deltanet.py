@@ -43,12 +43,12 @@ class Preconditioned(Mixer):
         self.curvature_dt_bias = nn.Parameter(time_steps(heads))
         self.curvature_center = nn.Parameter(torch.full((heads,), -0.2, dtype=torch.float32))
 
-    def preconditioned(self, r: Recurrence, x: Tensor, carry: CallContext) -> Recurrence:
+    def preconditioned(self, r: Recurrence, x: Tensor, call: CallContext) -> Recurrence:
         """The delta rule ``r`` of the tokens ``x`` with a preconditioner; keeps the curvature after the last token."""
         assert r.decay is not None
         assert r.beta is not None
         k = to_float32(r.k)
-        curvature = self._curvature(k, x, carry)
+        curvature = self._curvature(k, x, call)
         distance = (curvature + EPS).log() - self.curvature_center[:, None]
         written = k * (-math.log(self.squash) * distance / (1 + distance.abs())).exp()
         group = r.v.shape[2] // k.shape[2]
@@ -57,16 +57,16 @@ class Preconditioned(Mixer):
         fade = r.decay.exp() if r.decay.ndim == 4 else r.decay.exp()[..., None]
         return Recurrence(r.q, written, beta * to_float32(r.v), decay=r.decay, erase=(fade * k, -beta * spread))
 
-    def _curvature(self, k: Tensor, x: Tensor, carry: CallContext) -> Tensor:
+    def _curvature(self, k: Tensor, x: Tensor, call: CallContext) -> Tensor:
         """The curvature after each token, [B, T, H, K]."""
         decay = -self.curvature_A_log.exp() * F.softplus(to_float32(self.curvature_a_proj(x)) + self.curvature_dt_bias)
         decay = decay[..., None].expand_as(k).flatten(-2)
         new = (to_float32(self.curvature_b_proj(x)).sigmoid()[..., None] * k.square()).flatten(-2)
-        if carry.valid is not None:
-            valid = carry.valid[..., None]
+        if call.valid is not None:
+            valid = call.valid[..., None]
             decay, new = torch.where(valid, decay, 0.0), torch.where(valid, new, 0.0)
-        a, last = diagonal_scan(decay, new, initial_state=carry.get("curvature"), return_state=True, cu_seqlens=carry.cu_seqlens)
-        carry.keep("curvature", last)
+        a, last = diagonal_scan(decay, new, initial_state=call.get("curvature"), return_state=True, cu_seqlens=call.cu_seqlens)
+        call.keep("curvature", last)
         return a.clamp(min=0).view_as(k)
 
 
@@ -98,5 +98,5 @@ class PrecondGatedDeltaNet(Preconditioned, GatedDeltaNet):
         )  # fmt: skip
         self.add_preconditioner(dim, heads, squash)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        return self.preconditioned(super().project(x, state), x, state)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        return self.preconditioned(super().project(x, call), x, call)

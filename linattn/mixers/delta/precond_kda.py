@@ -33,5 +33,5 @@ class PrecondKDA(Preconditioned, KDA):
         super().__init__(dim, heads, size=size, conv_width=conv_width, eps=eps, negative_eigenvalues=negative_eigenvalues, gate_bias=True)
         self.add_preconditioner(dim, heads, squash)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        return self.preconditioned(super().project(x, state), x, state)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        return self.preconditioned(super().project(x, call), x, call)

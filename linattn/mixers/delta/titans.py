@@ -88,17 +88,17 @@ class Titans(Mixer):
         self.g_proj = nn.Linear(dim, dim, bias=False)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
-        return self.finish(self.norm(self.recall(x, carry)).flatten(-2), x)
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
+        return self.finish(self.norm(self.recall(x, call)).flatten(-2), x)
 
-    def recall(self, x: Tensor, carry: CallContext) -> Tensor:
+    def recall(self, x: Tensor, call: CallContext) -> Tensor:
         """Output M_t(q_t) of the memory for each token after it has learned the token: [B, T, H, K]."""
-        blocks, memory, out = Blocks(carry, self.block, x.device), self.memory_before(carry), []
-        placed = [blocks.place(t) for t in self.inputs(self.conv(self.qkv_proj(x), carry), x)]
+        blocks, memory, out = Blocks(call, self.block, x.device), self.memory_before(call), []
+        placed = [blocks.place(t) for t in self.inputs(self.conv(self.qkv_proj(x), call), x)]
         for i in range(blocks.count):
             o, memory = self.learn(memory, [t[:, i] for t in placed], blocks.present[:, i], blocks.finished[:, i])
             out.append(o)
-        self.keep_memory(memory, carry)
+        self.keep_memory(memory, call)
         return blocks.back(out)
 
     def inputs(self, qkv: Tensor, x: Tensor) -> list[Tensor]:
@@ -110,16 +110,16 @@ class Titans(Mixer):
         """Gate the normed output ``o`` [B, T, D] by the tokens, and map it."""
         return self.o_proj((o * F.silu(to_float32(self.g_proj(x)))).to(x.dtype))
 
-    def memory_before(self, carry: CallContext) -> Memory:
+    def memory_before(self, call: CallContext) -> Memory:
         """Incoming memory, or the learned initial one."""
-        if not carry.fresh:
-            return Memory(*(to_float32(cast(Tensor, carry.get(name))) for name in ("start", "memory", "momentum")))
-        memory = to_float32(self.memory).expand(carry.rows, -1, -1, -1, -1)
+        if not call.fresh:
+            return Memory(*(to_float32(cast(Tensor, call.get(name))) for name in ("start", "memory", "momentum")))
+        memory = to_float32(self.memory).expand(call.rows, -1, -1, -1, -1)
         return Memory(memory.clone(), memory.clone(), torch.zeros_like(memory))
 
-    def keep_memory(self, memory: Memory, carry: CallContext) -> None:
+    def keep_memory(self, memory: Memory, call: CallContext) -> None:
         for name, t in {"start": memory.start, "memory": memory.now, "momentum": memory.momentum}.items():
-            carry.keep(name, t)
+            call.keep(name, t)
 
     def learn(self, memory: Memory, placed: list[Tensor], present: Tensor, finished: Tensor) -> tuple[Tensor, Memory]:
         """Process one block of :meth:`inputs`, q, k, v [rows, H, n, K] and gates [rows, H, n]: outputs, and the memory after it.

@@ -62,12 +62,12 @@ class TitansMAC(Titans):
         self.attention_conv = ShortConvolution(3 * dim, conv_width, name="attention_conv")
         self.attention_norm = HeadNorm(self.size)
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
-        blocks, memory, out = Blocks(carry, self.block, x.device), self.memory_before(carry), []
-        tokens = self.attention_conv(self.attention_proj(x), carry).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        asked = unit(self.retrieve_conv(self.retrieve_proj(x), carry).unflatten(-1, (self.heads, -1)))
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
+        blocks, memory, out = Blocks(call, self.block, x.device), self.memory_before(call), []
+        tokens = self.attention_conv(self.attention_proj(x), call).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        asked = unit(self.retrieve_conv(self.retrieve_proj(x), call).unflatten(-1, (self.heads, -1)))
         q, k, v, asked = (blocks.place(t) for t in (*tokens, asked))
-        segment, past = Segment(self, blocks, carry, like=k), PastOutputs(self, blocks, carry)
+        segment, past = Segment(self, blocks, call, like=k), PastOutputs(self, blocks, call)
         for i in range(blocks.count):
             h = memory.at_start(asked[:, i]).transpose(1, 2).flatten(-2).to(x.dtype)  # [rows, n, D]
             y = segment.attend(i, q[:, i], k[:, i], v[:, i], h)  # [rows, H, n, K]
@@ -75,9 +75,9 @@ class TitansMAC(Titans):
             placed = [t.transpose(1, 2) for t in self.inputs(past.convolved(i, self.qkv_proj(outputs)), outputs)]
             answer, memory = self.learn(memory, placed, blocks.present[:, i], blocks.finished[:, i])
             out.append(self.attention_norm(y) * self.norm(answer).sigmoid())
-        self.keep_memory(memory, carry)
-        segment.keep(carry)
-        past.keep(carry)
+        self.keep_memory(memory, call)
+        segment.keep(call)
+        past.keep(call)
         return self.finish(blocks.back(out).flatten(-2), x)
 
     def flops(self, x: Tensor, past: int = 0) -> int:
@@ -91,10 +91,10 @@ class TitansMAC(Titans):
 class Segment:
     """Keys and values of the current segment: of its tokens and of the memory's answers to them."""
 
-    def __init__(self, mixer: TitansMAC, blocks: Blocks, carry: CallContext, like: Tensor) -> None:
+    def __init__(self, mixer: TitansMAC, blocks: Blocks, call: CallContext, like: Tensor) -> None:
         rows, _, heads, n, size = like.shape
         self.mixer, self.blocks = mixer, blocks
-        old = carry.get("segment")
+        old = call.get("segment")
         self.old = like.new_zeros(rows, 4, heads, n, size) if old is None else old.to(like.dtype)
         self.kept = torch.zeros_like(self.old)
         learned = self._keys_and_values(mixer.persistent.to(like.dtype)[None])
@@ -102,7 +102,7 @@ class Segment:
         place = torch.arange(n, device=like.device)
         causal = place[:, None] >= place
         self.seen = torch.cat([causal.new_ones(n, learned.shape[3]), causal, causal], 1)
-        end = (blocks.shift + carry.counts[:, None])[:, :, None, None, None]
+        end = (blocks.shift + call.counts[:, None])[:, :, None, None, None]
         self.open = [end // n == i for i in range(blocks.count)]  # where a segment has begun, but not ended
 
     def attend(self, i: int, q: Tensor, k: Tensor, v: Tensor, h: Tensor) -> Tensor:
@@ -115,8 +115,8 @@ class Segment:
         scores = (to_float32(q) @ keys.mT) * q.shape[-1] ** -0.5
         return scores.masked_fill(~self.seen, -torch.inf).softmax(-1) @ values
 
-    def keep(self, carry: CallContext) -> None:
-        carry.keep("segment", self.kept)
+    def keep(self, call: CallContext) -> None:
+        call.keep("segment", self.kept)
 
     def _keys_and_values(self, x: Tensor) -> Tensor:
         """Keys and values of tokens [rows, n, D] outside time: [rows, 2, H, n, K]."""
@@ -128,8 +128,8 @@ class Segment:
 class PastOutputs:
     """Short convolution of the memory's inputs, which come segment by segment. State: that of :class:`ShortConvolution`."""
 
-    def __init__(self, mixer: TitansMAC, blocks: Blocks, carry: CallContext) -> None:
-        self.conv, self.blocks, self.carry = mixer.conv, blocks, carry
+    def __init__(self, mixer: TitansMAC, blocks: Blocks, call: CallContext) -> None:
+        self.conv, self.blocks, self.call = mixer.conv, blocks, call
         self.before = self.conv.width - 1
         self.all: list[Tensor] = []  # each segment's inputs, before the first of them those of earlier calls
 
@@ -142,7 +142,7 @@ class PastOutputs:
 
     def _first(self, x: Tensor) -> Tensor:
         """Index of the first token of this call, after the kept inputs."""
-        old = self.carry.get(self.conv.name)
+        old = self.call.get(self.conv.name)
         longer = x.new_zeros(x.shape[0], self.before + x.shape[1], x.shape[2])
         if old is not None:
             slot = self.blocks.shift + torch.arange(self.before, device=x.device)
@@ -150,10 +150,10 @@ class PastOutputs:
         real = F.pad(self.blocks.present[:, 0], (self.before, 0))[..., None]
         return torch.where(real, F.pad(x, (0, 0, self.before, 0)), longer)
 
-    def keep(self, carry: CallContext) -> None:
+    def keep(self, call: CallContext) -> None:
         every = torch.cat([self.all[0], *(longer[:, self.before :] for longer in self.all[1:])], 1)
-        last = self.blocks.shift + carry.counts[:, None] + torch.arange(self.before, device=every.device)
-        carry.keep(self.conv.name, every.gather(1, last[..., None].expand(-1, -1, every.shape[2])))
+        last = self.blocks.shift + call.counts[:, None] + torch.arange(self.before, device=every.device)
+        call.keep(self.conv.name, every.gather(1, last[..., None].expand(-1, -1, every.shape[2])))
 
 
 class Window(nn.Module):
@@ -165,25 +165,25 @@ class Window(nn.Module):
         self.qkv_proj = nn.Linear(dim, 3 * dim, bias=False)
         self.conv = ShortConvolution(3 * dim, conv_width, name="window_conv")
 
-    def forward(self, x: Tensor, carry: CallContext, *, always: Tensor | None = None, before: int = 0) -> Tensor:
+    def forward(self, x: Tensor, call: CallContext, *, always: Tensor | None = None, before: int = 0) -> Tensor:
         """Map ``x`` [B, T, D] to [B, T, H, K]. All tokens see ``always`` [N, D]; the state begins with ``before`` tokens already."""
-        q, k, v = self.conv(self.qkv_proj(x), carry).chunk(3, -1)
-        own, old = torch.cat([k, v], -1), carry.get("window")
-        past = own.new_zeros(carry.rows, self.size - 1, own.shape[-1]) if old is None else old.to(own.dtype)
-        carry.context("window", own, self.size - 1)
-        slots = torch.cat([past, carry.to_rows(own)[0]], 1)
-        q, out = carry.to_rows(q)[0].unflatten(-1, (self.heads, -1)), []
+        q, k, v = self.conv(self.qkv_proj(x), call).chunk(3, -1)
+        own, old = torch.cat([k, v], -1), call.get("window")
+        past = own.new_zeros(call.rows, self.size - 1, own.shape[-1]) if old is None else old.to(own.dtype)
+        call.context("window", own, self.size - 1)
+        slots = torch.cat([past, call.to_rows(own)[0]], 1)
+        q, out = call.to_rows(q)[0].unflatten(-1, (self.heads, -1)), []
         fixed = self._fixed(always, slots)
-        for start, stop in pieces(carry.tokens, PIECE):
+        for start, stop in pieces(call.tokens, PIECE):
             slot = torch.arange(start, stop + self.size - 1, device=x.device)
             token = torch.arange(start, stop, device=x.device)[:, None]
             near = (slot >= token) & (slot < token + self.size)  # a token's own slot is size - 1 further
-            real = carry.start[:, None] + slot - (self.size - 1) >= -before  # [rows, slots]
+            real = call.start[:, None] + slot - (self.size - 1) >= -before  # [rows, slots]
             seen = F.pad(near & real[:, None], (fixed.shape[1], 0), value=True)
             k, v = torch.cat([fixed, slots[:, start : stop + self.size - 1]], 1).unflatten(-1, (2, self.heads, -1)).unbind(2)
             scores = torch.einsum("rthk,rshk->rhts", to_float32(q[:, start:stop]), to_float32(k)) * k.shape[-1] ** -0.5
             out.append(softmax(scores, seen, v))
-        return carry.from_rows(torch.cat(out, 1))
+        return call.from_rows(torch.cat(out, 1))
 
     def _fixed(self, always: Tensor | None, slots: Tensor) -> Tensor:
         """Keys and values of the tokens that all see, a row for every sequence: [rows, N, 2 D]."""
@@ -212,22 +212,22 @@ class Windowed(Titans):
         self.persistent = nn.Parameter(torch.randn(persistent, dim))
         self.window = Window(dim, heads, window, conv_width)
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
-        return self.arrange(x, self._opened(x, carry) if carry.fresh else carry)
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
+        return self.arrange(x, self._opened(x, call) if call.fresh else call)
 
-    def arrange(self, x: Tensor, carry: CallContext) -> Tensor:
+    def arrange(self, x: Tensor, call: CallContext) -> Tensor:
         """Memory and attention, one beside or above the other: [B, T, D] -> [B, T, D]."""
         raise NotImplementedError
 
-    def _opened(self, x: Tensor, carry: CallContext) -> CallContext:
+    def _opened(self, x: Tensor, call: CallContext) -> CallContext:
         """Context of the call after the persistent tokens, which are blocks of their own."""
         persistent = self.persistent[None].to(x.dtype)
         first = CallContext(persistent)
         self.arrange(persistent, first)
         begun = first.new | {"start": first.new["memory"]}
-        state = {name: t.expand(carry.rows, *t.shape[1:]) for name, t in begun.items()} | {"position": carry.start}
-        opened = CallContext(x, state, lengths=carry.lengths, cu_seqlens=carry.cu_seqlens, returning=carry.returning)
-        opened.new = carry.new
+        state = {name: t.expand(call.rows, *t.shape[1:]) for name, t in begun.items()} | {"position": call.start}
+        opened = CallContext(x, state, lengths=call.lengths, cu_seqlens=call.cu_seqlens, returning=call.returning)
+        opened.new = call.new
         return opened
 
 
@@ -250,9 +250,9 @@ class TitansMAG(Windowed):
         super().__init__(dim, heads, window=window, persistent=persistent, depth=depth, block=block, rate=rate, conv_width=conv_width)
         self.attention_norm = HeadNorm(self.size)
 
-    def arrange(self, x: Tensor, carry: CallContext) -> Tensor:
-        gate = self.norm(self.recall(x, carry)).sigmoid()
-        y = self.attention_norm(to_float32(self.window(x, carry, always=self.persistent.to(x.dtype))))
+    def arrange(self, x: Tensor, call: CallContext) -> Tensor:
+        gate = self.norm(self.recall(x, call)).sigmoid()
+        y = self.attention_norm(to_float32(self.window(x, call, always=self.persistent.to(x.dtype))))
         return self.finish((y * gate).flatten(-2), x)
 
     def flops(self, x: Tensor, past: int = 0) -> int:
@@ -279,9 +279,9 @@ class TitansMAL(Windowed):
         super().__init__(dim, heads, window=window, persistent=persistent, depth=depth, block=block, rate=rate, conv_width=conv_width)
         self.out_proj = nn.Linear(dim, dim, bias=False)
 
-    def arrange(self, x: Tensor, carry: CallContext) -> Tensor:
-        y = super(Windowed, self).mix(x, carry)
-        return self.out_proj(self.window(y, carry, before=len(self.persistent)).flatten(-2))
+    def arrange(self, x: Tensor, call: CallContext) -> Tensor:
+        y = super(Windowed, self).mix(x, call)
+        return self.out_proj(self.window(y, call, before=len(self.persistent)).flatten(-2))
 
     def flops(self, x: Tensor, past: int = 0) -> int:
         seen = len(self.persistent) + past  # persistent tokens are in the window until they leave it

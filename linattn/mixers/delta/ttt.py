@@ -73,20 +73,20 @@ class TTT(Mixer):
         own |= {f"norm_{name}": weights[f"ttt_norm_{name}"] for name in ("weight", "bias")}
         self.load_state_dict(own | {"place": weights["learnable_token_idx"]})
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
         q, k, v = (to_float32(p(x)).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         channel = torch.arange(0, self.size, 2, dtype=q.dtype, device=q.device)
-        angles = (carry.positions % self.batch)[..., None] * self.base ** (-channel / self.size)
+        angles = (call.positions % self.batch)[..., None] * self.base ** (-channel / self.size)
         q, k = rotate(q, angles, interleaved=True), rotate(k, angles, interleaved=True)
         rate = to_float32(self.rate_proj(x)).sigmoid() / self.size
-        blocks = Blocks(carry, self.batch, x.device)
+        blocks = Blocks(call, self.batch, x.device)
         q, k, v, rate = (blocks.place(t) for t in (q, k, v, rate))
-        o = blocks.back(self._learn(q, k, v, rate, blocks, carry))
+        o = blocks.back(self._learn(q, k, v, rate, blocks, call))
         return self.o_proj(self.post_norm(o.flatten(-2)).to(x.dtype))
 
-    def _learn(self, q: Tensor, k: Tensor, v: Tensor, rate: Tensor, blocks: Blocks, carry: CallContext) -> list[Tensor]:
+    def _learn(self, q: Tensor, k: Tensor, v: Tensor, rate: Tensor, blocks: Blocks, call: CallContext) -> list[Tensor]:
         """Learn from q, k, v [rows, blocks, H, n, K] and the rates [rows, blocks, H, n], zero for missing tokens."""
-        model = self._first(q, carry)
+        model = self._first(q, call)
         place = (to_float32(self.place) + 1 / torch.arange(1, self.batch + 1, dtype=q.dtype, device=q.device)).clamp(min=0)[
             :, None
         ]  # [n, 1]
@@ -99,19 +99,19 @@ class TTT(Mixer):
             model = [self._after_block(*things, eta, place[-1], done) for things in zip(model, inputs, errors, strict=True)]
         for names, layer in zip(self.layers, model, strict=True):
             for name, part, total in zip(names, (layer.W, layer.b), (layer.W_sum, layer.b_sum), strict=True):
-                carry.keep(name, part)
-                carry.keep(f"{name}_sum", total)
+                call.keep(name, part)
+                call.keep(f"{name}_sum", total)
         return out
 
-    def _first(self, like: Tensor, carry: CallContext) -> list[Layer]:
+    def _first(self, like: Tensor, call: CallContext) -> list[Layer]:
         """Incoming model, or the learned initial one, a row for every sequence."""
         model = []
         for names in self.layers:
-            parts = [getattr(self, name).to(like.dtype).expand(carry.rows, -1, -1, -1).clone() for name in names]
-            if carry.fresh:
+            parts = [getattr(self, name).to(like.dtype).expand(call.rows, -1, -1, -1).clone() for name in names]
+            if call.fresh:
                 model.append(Layer(*parts, *(torch.zeros_like(t) for t in parts)))
             else:
-                model.append(Layer(*(to_float32(cast(Tensor, carry.get(name))) for name in (*names, *(f"{n}_sum" for n in names)))))
+                model.append(Layer(*(to_float32(cast(Tensor, call.get(name))) for name in (*names, *(f"{n}_sum" for n in names)))))
         return model
 
     def _gradients(self, key: Tensor, target: Tensor, model: list[Layer]) -> tuple[list[Tensor], list[Tensor]]:

@@ -60,21 +60,21 @@ class KernelAttention(Mixer):
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         return [to_float32(q), to_float32(k), v]
 
-    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, call: CallContext) -> tuple[Tensor, Tensor]:
         """Feature map φ of queries and of keys."""
-        raise NotImplementedError(f"{type(self).__name__} must implement features(q, k, state) or project(x, state)")
+        raise NotImplementedError(f"{type(self).__name__} must implement features(q, k, call) or project(x, call)")
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, k, v = self.heads_of(x)
-        q, k = self.features(q, k, state)
+        q, k = self.features(q, k, call)
         return Recurrence(q, k, v, normalize=self.normalize, scale=1.0)
 
     def guard(self, denominator: Tensor) -> Tensor:
         """Denominator in place of φ(q_t) z_t, [B, T, H]."""
         return denominator
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        o = cast("Tensor | tuple[Tensor, Tensor]", super().attend(r, carry))  # a pair where r.normalize is "return"
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        o = cast("Tensor | tuple[Tensor, Tensor]", super().attend(r, call))  # a pair where r.normalize is "return"
         if isinstance(o, Tensor):
             return o
         o, denominator = o
@@ -84,30 +84,30 @@ class KernelAttention(Mixer):
         return self.o_proj(o.flatten(-2))
 
 
-def maximum_so_far(x: Tensor, carry: CallContext, name: str) -> tuple[Tensor, Tensor, Tensor]:
+def maximum_so_far(x: Tensor, call: CallContext, name: str) -> tuple[Tensor, Tensor, Tensor]:
     """Largest x [B, T, D] of each sequence before each token, up to it, and in all: [B, T, D] twice and [rows, D].
 
     The last is kept under ``name``.
     """
-    x = only_real(to_float32(x), carry)
-    first = _first(x, carry, name)
-    m, last = running_max(x.new_zeros(x.shape[-1]), x, initial_state=first, return_state=True, cu_seqlens=carry.cu_seqlens)
-    carry.keep(name, last)
-    return carry.shifted(m, first), m, last
+    x = only_real(to_float32(x), call)
+    first = _first(x, call, name)
+    m, last = running_max(x.new_zeros(x.shape[-1]), x, initial_state=first, return_state=True, cu_seqlens=call.cu_seqlens)
+    call.keep(name, last)
+    return call.shifted(m, first), m, last
 
 
-def logsumexp_so_far(x: Tensor, carry: CallContext, name: str) -> tuple[Tensor, Tensor, Tensor]:
+def logsumexp_so_far(x: Tensor, call: CallContext, name: str) -> tuple[Tensor, Tensor, Tensor]:
     """Running L_t = log Σ_{i ≤ t} exp(x_i) like :func:`maximum_so_far`, differentiable; :data:`NOTHING` before the first token."""
-    x = only_real(to_float32(x), carry)
-    first, cu = _first(x, carry, name), carry.cu_seqlens
+    x = only_real(to_float32(x), call)
+    first, cu = _first(x, call, name), call.cu_seqlens
     start = first.detach()
     m, m_last = running_max(x.new_zeros(x.shape[-1]), x.detach(), initial_state=start, return_state=True, cu_seqlens=cu)
     total = torch.where(start > NOTHING / 2, (first - start).exp(), 0.0)
-    fade = log_fading(carry.shifted(m, start), m)
+    fade = log_fading(call.shifted(m, start), m)
     total, total_last = diagonal_scan(fade, (x - m).exp(), initial_state=total, return_state=True, cu_seqlens=cu)
     log, last = m + total.log(), m_last + total_last.clamp_min(torch.finfo(x.dtype).tiny).log()  # 0 where there is no token
-    carry.keep(name, last)
-    return carry.shifted(log, first), log, last
+    call.keep(name, last)
+    return call.shifted(log, first), log, last
 
 
 def log_fading(before: Tensor, now: Tensor) -> Tensor:
@@ -115,17 +115,17 @@ def log_fading(before: Tensor, now: Tensor) -> Tensor:
     return torch.where(before > NOTHING / 2, before - now, 0.0).clamp(max=0.0)  # rounding may leave a trace above 0
 
 
-def to_tokens(rows: Tensor, carry: CallContext) -> Tensor:
+def to_tokens(rows: Tensor, call: CallContext) -> Tensor:
     """Expand one vector per sequence, [rows, D], to its tokens: [B, 1, D], packed [1, T, D]."""
-    return carry.to_tokens(rows)
+    return call.to_tokens(rows)
 
 
-def only_real(x: Tensor, carry: CallContext) -> Tensor:
+def only_real(x: Tensor, call: CallContext) -> Tensor:
     """Logarithms x [B, T, D] with :data:`NOTHING` in place of padding."""
-    valid = carry.valid
+    valid = call.valid
     return x if valid is None else torch.where(valid[..., None], x, NOTHING)
 
 
-def _first(x: Tensor, carry: CallContext, name: str) -> Tensor:
-    old = carry.get(name)
-    return x.new_full((carry.rows, x.shape[-1]), NOTHING) if old is None else old.to(x.dtype)
+def _first(x: Tensor, call: CallContext, name: str) -> Tensor:
+    old = call.get(name)
+    return x.new_full((call.rows, x.shape[-1]), NOTHING) if old is None else old.to(x.dtype)

@@ -47,9 +47,9 @@ class BaseConv(Mixer):
         self.conv = ShortConvolution(expand * dim, conv_width)
         self.o_proj = nn.Linear(expand * dim, dim)
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
         u, gate = self.in_proj(x).chunk(2, -1)
-        return self.o_proj(self.conv(u, carry) * gate)
+        return self.o_proj(self.conv(u, call) * gate)
 
     def flops(self, x: Tensor, past: int = 0) -> int:
         return 2 * x.shape[0] * x.shape[1] * sum(p.numel() for p in self.parameters() if p.ndim > 1)

@@ -38,5 +38,5 @@ class Based(KernelAttention):
     def __init__(self, dim: int, heads: int = 4, *, feature_dim: int = 16, causal: bool = True) -> None:
         super().__init__(dim, heads, causal, feature_dim=feature_dim)
 
-    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, call: CallContext) -> tuple[Tensor, Tensor]:
         return taylor2(q * self.feature_dim**-0.5), taylor2(k)

@@ -39,11 +39,11 @@ class CosFormer(KernelAttention):
             raise ValueError(f"length must be at least 1, but came as {length}")
         self.length = length
 
-    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
-        positions = state.positions + 1  # [B, T]
+    def features(self, q: Tensor, k: Tensor, call: CallContext) -> tuple[Tensor, Tensor]:
+        positions = call.positions + 1  # [B, T]
         if self.causal and positions.numel() and values_visible(positions) and positions.max() > self.length:
             raise ValueError(f"cosformer was made for sequences of length {self.length}, but a token came at {positions.max().item()}")
-        length = self.length if self.causal else to_tokens(state.counts, state).clamp(min=1)
+        length = self.length if self.causal else to_tokens(call.counts, call).clamp(min=1)
         angles = (math.pi / 2 * positions.to(q.dtype) / length)[..., None, None]  # [B, T, 1, 1]
         sin, cos = angles.sin(), angles.cos()
         q, k = q.relu(), k.relu()

@@ -33,12 +33,12 @@ class EfficientAttention(KernelAttention):
     def __init__(self, dim: int, heads: int = 4, *, causal: bool = True) -> None:
         super().__init__(dim, heads, causal)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, k, v = self.heads_of(x)
-        size, k = k.shape, only_real(k.flatten(-2), state)
-        before, log, last = logsumexp_so_far(k, state, "log_total")
+        size, k = k.shape, only_real(k.flatten(-2), call)
+        before, log, last = logsumexp_so_far(k, call, "log_total")
         if not self.causal:
-            log = to_tokens(last, state)
+            log = to_tokens(last, call)
         weight = (k - log).exp().view(size)
         decay = log_fading(before, log).view(size) if self.causal else None
         return Recurrence(q.softmax(-1), weight, v, decay=decay, scale=1.0)

@@ -41,7 +41,7 @@ class Hedgehog(KernelAttention):
         identity = torch.eye(self.feature_dim).expand(heads, -1, -1)
         self.q_map, self.k_map = (nn.Parameter(identity.clone()) for _ in range(2))
 
-    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, call: CallContext) -> tuple[Tensor, Tensor]:
         mapped = (torch.einsum("bthd,hdf->bthf", x, to_float32(w)) for x, w in ((q, self.q_map), (k, self.k_map)))
         q, k = (both_softmaxes(x).clamp_min(_FLOOR) for x in mapped)
         return q, k

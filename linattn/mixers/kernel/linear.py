@@ -36,7 +36,7 @@ class Linear(KernelAttention):
         super().__init__(dim, heads, causal)
         self.norm = HeadNorm(dim // heads)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         return Recurrence(*(p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj)))
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:

@@ -33,5 +33,5 @@ class LinearTransformer(KernelAttention):
     def __init__(self, dim: int, heads: int = 4, *, causal: bool = True) -> None:
         super().__init__(dim, heads, causal)
 
-    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, call: CallContext) -> tuple[Tensor, Tensor]:
         return elu1(q), elu1(k)

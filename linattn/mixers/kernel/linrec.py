@@ -47,14 +47,14 @@ class LinRec(KernelAttention):
             raise ValueError(f"key_norm must be one of {', '.join(map(repr, KEY_NORMS))}, but came as {key_norm!r}")
         self.key_norm = key_norm
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, k, v = self.heads_of(x)
         q, k = F.normalize(F.elu(q), dim=-1), F.elu(k)
         if self.key_norm == "row":
             return Recurrence(q, F.normalize(k, dim=-1), v)
         squares = k.square().clamp_min(torch.finfo(k.dtype).tiny).flatten(-2)
-        before, log, last = logsumexp_so_far(only_real(squares.log(), state), state, "log_total")  # of N²
+        before, log, last = logsumexp_so_far(only_real(squares.log(), call), call, "log_total")  # of N²
         if not self.causal:
-            return Recurrence(q, k * (-to_tokens(last, state) / 2).exp().unflatten(-1, k.shape[2:]), v)
+            return Recurrence(q, k * (-to_tokens(last, call) / 2).exp().unflatten(-1, k.shape[2:]), v)
         decay = log_fading(before, log) / 2
         return Recurrence(q, k * (-log / 2).exp().view(k.shape), v, decay=decay.view(k.shape))

@@ -114,14 +114,14 @@ class RandomFeatures(KernelAttention):
         """Projections W q, W k [B, T, H, m], and the subtrahends g(q) and g(k) [B, T, H, 1]."""
         raise NotImplementedError(f"{type(self).__name__} must implement exponents(q, k)")
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, k, v = self.heads_of(x)
         q, k, less_q, less_k = self.exponents(q, k)
-        k = only_real(k.flatten(-2), state).view_as(k)
-        before, top, last = maximum_so_far(k.amax(-1), state, "log_max")  # [B, T, H]
+        k = only_real(k.flatten(-2), call).view_as(k)
+        before, top, last = maximum_so_far(k.amax(-1), call, "log_max")  # [B, T, H]
         decay = log_fading(before, top) if self.causal else None
         if not self.causal:
-            top = to_tokens(last, state)
+            top = to_tokens(last, call)
         q = (q - less_q - q.amax(-1, keepdim=True)).exp() + self.eps
         k = (k - less_k - top[..., None]).exp() + self.eps
         ratio = self.random_features**-0.5
@@ -166,9 +166,9 @@ class Performer(RandomFeatures):
         super().__init__(dim, heads, causal, random_features=random_features, eps=eps, out_bias=True, redraw_every=redraw_every)
         self.kernel = kernel
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         if self.kernel == "softmax":
-            return super().project(x, state)
+            return super().project(x, call)
         q, k, v = self.heads_of(x)
         q, k = ((t * self.feature_dim**-0.25 @ self.projection.to(t.dtype).T).relu() + self.eps for t in (q, k))
         return Recurrence(q, k, v, normalize=self.normalize, scale=1.0)

@@ -38,5 +38,5 @@ class Polynomial(KernelAttention):
             raise ValueError(f"constant must be at least 0, but came as {constant}")
         self.constant = constant
 
-    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, call: CallContext) -> tuple[Tensor, Tensor]:
         return polynomial2(q * self.feature_dim**-0.5, self.constant), polynomial2(k, self.constant)

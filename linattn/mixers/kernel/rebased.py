@@ -34,6 +34,6 @@ class ReBased(KernelAttention):
         super().__init__(dim, heads, causal, feature_dim=feature_dim)
         self.q_norm, self.k_norm = (WideLayerNorm(heads * feature_dim) for _ in range(2))
 
-    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, call: CallContext) -> tuple[Tensor, Tensor]:
         q, k = (norm(t.flatten(-2)).view_as(t) for norm, t in ((self.q_norm, q), (self.k_norm, k)))
         return squares(q * self.feature_dim**-0.5), squares(k)

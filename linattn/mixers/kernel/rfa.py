@@ -60,7 +60,7 @@ class RFA(KernelAttention):
         """Draw new random features, from ``generator`` (of the CPU) if given. States made with the old ones do not fit the new."""
         self.projection.copy_(torch.randn(self.projection.shape, generator=generator))
 
-    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, call: CallContext) -> tuple[Tensor, Tensor]:
         w = to_float32(self.sigma).to(q.dtype) * self.projection.to(q.dtype) / self.tau  # [H, D, d]
         q, k = (t / (t.norm(dim=-1, keepdim=True) + 1e-3) for t in (q, k))
         q, k = (_SCALE * waves(torch.einsum("bthd,hfd->bthf", t, w)) for t in (q, k))
@@ -90,6 +90,6 @@ class GatedRFA(RFA):
         super().__init__(dim, heads, random_features=random_features, tau=tau, floor=floor)
         self.gate_proj = nn.Linear(dim, heads)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        r, gate = super().project(x, state), to_float32(self.gate_proj(x))
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        r, gate = super().project(x, call), to_float32(self.gate_proj(x))
         return replace(r, k=r.k * (-gate).sigmoid()[..., None], decay=F.logsigmoid(gate))

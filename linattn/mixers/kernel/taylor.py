@@ -30,6 +30,6 @@ class Taylor(KernelAttention):
     def __init__(self, dim: int, heads: int = 4, *, causal: bool = True) -> None:
         super().__init__(dim, heads, causal)
 
-    def features(self, q: Tensor, k: Tensor, state: CallContext) -> tuple[Tensor, Tensor]:
+    def features(self, q: Tensor, k: Tensor, call: CallContext) -> tuple[Tensor, Tensor]:
         one = torch.ones_like(q[..., :1])
         return torch.cat([one, unit(q)], -1), torch.cat([one, unit(k)], -1)

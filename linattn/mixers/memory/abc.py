@@ -44,10 +44,10 @@ class ABC(SlotMemory):
         self.s_proj = nn.Linear(dim, heads * slots, bias=False)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        control = only_real(to_float32(self.s_proj(x)), state)
-        before, total, _ = logsumexp_so_far(control, state, "log_total")
+        control = only_real(to_float32(self.s_proj(x)), call)
+        before, total, _ = logsumexp_so_far(control, call, "log_total")
         fade, write = log_fading(before, total), (control - total).exp()
         return Slots(q, k, v, fade=fade.unflatten(-1, (self.heads, -1)), write=write.unflatten(-1, (self.heads, -1)))
 

@@ -55,19 +55,19 @@ class Charformer(Resampler):
     def resampled(self, lengths: Any) -> Any:
         return (lengths + self.downsample - 1) // self.downsample
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
-        if not carry.tokens:
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
+        if not call.tokens:
             return x
         if self.conv is not None:
             x = self.conv(x.mT).mT
-        blocks = [means(x, size, carry.counts) for size in range(1, self.block + 1)]  # [B, ⌈T / b⌉, D]
+        blocks = [means(x, size, call.counts) for size in range(1, self.block + 1)]  # [B, ⌈T / b⌉, D]
         scores = [self._each(self.score(b), i, x) for i, b in enumerate(blocks, 1)]
         weights = torch.cat(scores, -1).softmax(-1)  # [B, T, M]
         if self.calibrated:
             p = weights[:, :, None]
-            weights = softmax_attention(p, p, p, carry.valid, scale=1.0)[:, :, 0]
+            weights = softmax_attention(p, p, p, call.valid, scale=1.0)[:, :, 0]
         mixed = sum((weights[..., i - 1 : i] * self._each(b, i, x) for i, b in enumerate(blocks, 1)), torch.zeros_like(x))
-        return means(mixed, self.downsample, carry.counts)
+        return means(mixed, self.downsample, call.counts)
 
     def _each(self, t: Tensor, size: int, x: Tensor) -> Tensor:
         """Expand t [B, ⌈T / size⌉, ...], one entry per block, to each token of x [B, T, D]."""

@@ -78,8 +78,8 @@ class ETC(Mixer):
         self.global_tokens, self.radius, self.distance, self.segment, self.hard = global_tokens, radius, distance, segment, hard
         self.long, self.globals = (Side(dim, heads, 2 * distance + 3) for _ in range(2))
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
-        real = torch.ones_like(x[..., 0], dtype=torch.bool) if carry.valid is None else carry.valid
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
+        real = torch.ones_like(x[..., 0], dtype=torch.bool) if call.valid is None else call.valid
         few, many = x.tensor_split((self.global_tokens,), 1)
         return torch.cat([self._global(few, many, real), self._long(few, many, real)], 1)
 

@@ -58,12 +58,12 @@ class Funnel(Resampler):
     def resampled(self, lengths: Any) -> Any:
         return (lengths + 1) // 2
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
-        pooled = means(torch.cat([x[:, :1], x[:, :-1]], 1) if self.separate_cls else x, 2, carry.counts)
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
+        pooled = means(torch.cat([x[:, :1], x[:, :-1]], 1) if self.separate_cls else x, 2, call.counts)
         q, k, v = (p(t).unflatten(-1, (self.heads, -1)) for p, t in ((self.q_proj, pooled), (self.k_proj, x), (self.v_proj, x)))
         near, keys = self._positions(q, x.shape[1])
         q, k = torch.cat([q + self.content_bias, near], -1), torch.cat([k, keys.expand(*k.shape[:3], -1)], -1)  # [B, .., H, K + D]
-        o = softmax_attention(q.to(v.dtype), k.to(v.dtype), v, carry.valid, scale=self.size**-0.5)
+        o = softmax_attention(q.to(v.dtype), k.to(v.dtype), v, call.valid, scale=self.size**-0.5)
         return self.norm(pooled + self.o_proj(o.flatten(-2)))
 
     def _positions(self, q: Tensor, tokens: int) -> tuple[Tensor, Tensor]:

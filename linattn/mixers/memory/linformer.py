@@ -37,9 +37,9 @@ class Linformer(BesideSoftmax):
         self.proj_k = nn.Parameter(torch.empty(length, slots).uniform_(-(slots**-0.5), slots**-0.5))
         self.proj_v = None if shared else nn.Parameter(torch.empty(length, slots).uniform_(-(slots**-0.5), slots**-0.5))
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        if carry.tokens > self.length:
-            raise ValueError(f"linformer takes at most length={self.length} tokens, but {carry.tokens} came: it has no weights for more")
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        if call.tokens > self.length:
+            raise ValueError(f"linformer takes at most length={self.length} tokens, but {call.tokens} came: it has no weights for more")
         return softmax_attention(r.q, self._slots(r.k, self.proj_k), self._slots(r.v, self.proj_k if self.proj_v is None else self.proj_v))
 
     def _slots(self, t: Tensor, weight: Tensor) -> Tensor:

@@ -49,27 +49,27 @@ class Nystromformer(BesideSoftmax):
         if kernel_size:
             self.conv = nn.Conv2d(heads, heads, (kernel_size, 1), padding=(kernel_size // 2, 0), groups=heads, bias=False)
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        if not carry.tokens:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        if not call.tokens:
             return r.v
         q, k, v = (by_head(t) for t in (r.q, r.k, r.v))
-        places = self._segments(carry)
+        places = self._segments(call)
         there = (places >= 0).any(-1)  # [B, 1, M]
         q_means, k_means = (_means(t, places) for t in (q, k))  # [B, H, M, K]
         q, k, v = (to_float32(t) for t in (q, k, v))
         spread = self._softmax(q, k_means, there)
         between = self._softmax(q_means, k_means, there) * there[..., None]
-        real = None if carry.valid is None else carry.valid[:, None]
+        real = None if call.valid is None else call.valid[:, None]
         gathered = self._softmax(q_means, k, real) * there[..., None]
         o = spread @ (inverse(between, self.iterations) @ (gathered @ v))
         if self.conv is not None:
             o = o + F.conv2d(v, self.conv.weight.to(v.dtype), padding=self.conv.padding, groups=self.heads)
         return by_head(o.to(r.v.dtype))
 
-    def _segments(self, carry: CallContext) -> Tensor:
+    def _segments(self, call: CallContext) -> Tensor:
         """Tokens of each segment, [B, 1, M, L], -1 for none: token t of n is in segment ⌊t m / n⌋."""
-        tokens, device = carry.tokens, carry.counts.device
-        count = carry.counts[:, None, None]  # [B, 1, 1]
+        tokens, device = call.tokens, call.counts.device
+        count = call.counts[:, None, None]  # [B, 1, 1]
         segments = count.clamp(max=self.landmarks)
         border = torch.arange(min(self.landmarks, tokens) + 1, device=device)
         border = torch.where(border <= segments, -(-border * count // segments.clamp(min=1)), count)  # [B, 1, M + 1]

@@ -101,8 +101,8 @@ class Perceiver(Resampler):
     def resampled(self, lengths: Any) -> Any:
         return 0 * lengths + self.encoder.latents.shape[0]
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
-        return self.encoder(x, carry.valid)
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
+        return self.encoder(x, call.valid)
 
 
 @register(
@@ -137,9 +137,9 @@ class PerceiverIO(CrossMixer):
         )
         self.decoder = Layer(dim, cross_heads, widening, cross=True, residual=residual)
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
-        assert carry.across is not None
-        z = carry.get("latents")
-        z = self.encoder(carry.across.tokens, carry.across.valid) if z is None else z.to(x.dtype)
-        carry.keep("latents", z)
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
+        assert call.across is not None
+        z = call.get("latents")
+        z = self.encoder(call.across.tokens, call.across.valid) if z is None else z.to(x.dtype)
+        call.keep("latents", z)
         return self.decoder(x, z)

@@ -73,10 +73,10 @@ class SetTransformer(Mixer):
         self.I = points(inducing, dim)
         self.mab0, self.mab1 = (MAB(dim, heads, norm) for _ in range(2))
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
         if hasattr(self, "mab"):
-            return self.mab(x, x, carry.valid)
-        return self.mab1(x, self.mab0(self.I.repeat(x.shape[0], 1, 1), x, carry.valid))
+            return self.mab(x, x, call.valid)
+        return self.mab1(x, self.mab0(self.I.repeat(x.shape[0], 1, 1), x, call.valid))
 
 
 @register(
@@ -108,5 +108,5 @@ class PMA(Resampler):
     def resampled(self, lengths: Any) -> Any:
         return 0 * lengths + self.S.shape[1]
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
-        return self.mab(self.S.repeat(x.shape[0], 1, 1), x, carry.valid)
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
+        return self.mab(self.S.repeat(x.shape[0], 1, 1), x, call.valid)

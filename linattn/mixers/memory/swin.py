@@ -57,12 +57,12 @@ class Swin(Counted, GridMixer):
     def placed(cls, index: int, count: int) -> dict[str, Any]:
         return super().placed(index, count) | {"shifted": index % 2 == 1}
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         return Recurrence(q, k, v)
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        grid = grid_of(carry)
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        grid = grid_of(call)
         shift = self.window // 2 if self.shifted and min(grid) > self.window else 0
         q, k, v = (self._windows(t.unflatten(1, grid), shift) for t in (r.q, r.k, r.v))
         o = softmax_attention(q, k, v, self._seen(r.q, grid, shift), bias=self._bias())

@@ -31,42 +31,42 @@ class PatternAttention(Softmax):
     def __init__(self, dim: int, heads: int = 4, *, causal: bool = True, rotary: bool = True, bias: bool = False) -> None:
         super().__init__(dim, heads, rotated=None if rotary else 0, bias=bias, out_bias=bias, causal=causal)
 
-    def patterns(self, carry: CallContext) -> Sequence[Pattern]:
+    def patterns(self, call: CallContext) -> Sequence[Pattern]:
         """Visibility patterns: one for all heads, or one for each group of them."""
-        raise NotImplementedError(f"{type(self).__name__} must implement patterns(carry)")
+        raise NotImplementedError(f"{type(self).__name__} must implement patterns(call)")
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        found = self.patterns(carry)
-        if carry.fresh:
-            if carry.returning:
-                self._slots(r, carry, found)
-            return torch.cat([attend(q, k, v, p, lengths=carry.lengths) for p, q, k, v in self._grouped(found, r.q, r.k, r.v)], 2)
-        k, v, place = self._slots(r, carry, found)
-        return torch.cat([self._continued(*given, place, carry) for given in self._grouped(found, r.q, k, v)], 2)
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        found = self.patterns(call)
+        if call.fresh:
+            if call.returning:
+                self._slots(r, call, found)
+            return torch.cat([attend(q, k, v, p, lengths=call.lengths) for p, q, k, v in self._grouped(found, r.q, r.k, r.v)], 2)
+        k, v, place = self._slots(r, call, found)
+        return torch.cat([self._continued(*given, place, call) for given in self._grouped(found, r.q, k, v)], 2)
 
     def _grouped(self, found: Sequence[Pattern], q: Tensor, k: Tensor, v: Tensor) -> list[tuple[Pattern, Tensor, Tensor, Tensor]]:
         """Pair each pattern with its heads of every tensor [B, T, H, ...]."""
         return list(zip(found, *(t.chunk(len(found), 2) for t in (q, k, v)), strict=True))
 
-    def _continued(self, pattern: Pattern, q: Tensor, k: Tensor, v: Tensor, place: Tensor, carry: CallContext) -> Tensor:
+    def _continued(self, pattern: Pattern, q: Tensor, k: Tensor, v: Tensor, place: Tensor, call: CallContext) -> Tensor:
         """Attend with queries [rows, T, H, K] after a state to slots k, v [rows, slots, H, ...] at ``place`` [rows, slots]."""
-        out, position = [], carry.positions
-        for start, stop in pieces(carry.tokens, PIECE):
+        out, position = [], call.positions
+        for start, stop in pieces(call.tokens, PIECE):
             seen = pattern.sees(position[:, start:stop, None], place[:, None], 0) & (place >= 0)[:, None]
             seen = seen | ~seen.any(-1, keepdim=True)  # padding after a row's tokens
             scores = torch.einsum("rthk,rshk->rhts", to_float32(q[:, start:stop]), to_float32(k)) * self.size**-0.5
             out.append(softmax(scores, seen, v))
         return torch.cat(out, 1)
 
-    def _slots(self, r: Recurrence, carry: CallContext, found: Sequence[Pattern]) -> tuple[Tensor, Tensor, Tensor]:
+    def _slots(self, r: Recurrence, call: CallContext, found: Sequence[Pattern]) -> tuple[Tensor, Tensor, Tensor]:
         """Keys and values of earlier calls and this one, and their positions [rows, slots], -1 for none; keeps those visible later."""
         reach = self.reach(found)
         if reach is None:
-            place = carry.positions if carry.valid is None else torch.where(carry.valid, carry.positions, -1)
-            slots, _, _ = cached(carry, k=r.k, v=r.v, place=place)
+            place = call.positions if call.valid is None else torch.where(call.valid, call.positions, -1)
+            slots, _, _ = cached(call, k=r.k, v=r.v, place=place)
             return slots["k"], slots["v"], slots["place"]
-        (k, _), (v, _) = (carry.context(name, t.flatten(2), reach) for name, t in (("k", r.k), ("v", r.v)))
-        place = carry.start[:, None] + torch.arange(-reach, carry.tokens, device=k.device)
+        (k, _), (v, _) = (call.context(name, t.flatten(2), reach) for name, t in (("k", r.k), ("v", r.v)))
+        place = call.start[:, None] + torch.arange(-reach, call.tokens, device=k.device)
         return k.unflatten(-1, r.k.shape[2:]), v.unflatten(-1, r.v.shape[2:]), place
 
     def reach(self, found: Sequence[Pattern]) -> int | None:

@@ -25,9 +25,9 @@ class AlongRows(GridMixer, PatternAttention):
     def pattern(self, width: int) -> Pattern:
         return blocks(width)
 
-    def patterns(self, carry: CallContext) -> Sequence[Pattern]:
-        assert carry.grid is not None
-        found = self.pattern(max(carry.grid[1], 1))
+    def patterns(self, call: CallContext) -> Sequence[Pattern]:
+        assert call.grid is not None
+        found = self.pattern(max(call.grid[1], 1))
         return [found & earlier() if self.causal else found]
 
 
@@ -72,15 +72,15 @@ class Axial(GridMixer):
         self.rows, self.columns = AlongRows(dim, heads, False), AlongColumns(dim, heads, causal)
         self.row = AlongRows(dim, heads, True) if causal else None
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
-        assert carry.grid is not None
-        r = self.rows(x, *carry.grid)
-        r = r + self.columns(x + r, *carry.grid)
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
+        assert call.grid is not None
+        r = self.rows(x, *call.grid)
+        r = r + self.columns(x + r, *call.grid)
         if self.row is None:
             return r
-        width = carry.grid[1]
+        width = call.grid[1]
         above = F.pad(x + r, (0, 0, width, 0))[:, : x.shape[1]]  # of the row above, which has seen those above it
-        return above + self.row(x + above, *carry.grid)
+        return above + self.row(x + above, *call.grid)
 
     def flops(self, x: Tensor, past: int = 0) -> int:
         return sum(m.flops(x) for m in (self.rows, self.columns, self.row) if isinstance(m, Mixer))

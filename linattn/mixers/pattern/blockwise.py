@@ -39,5 +39,5 @@ class Blockwise(PatternAttention):
         check_groups("shifts", shifts, heads)
         self.found = [blocks(block, shift=shift) for shift in shifts]
 
-    def patterns(self, carry: CallContext) -> Sequence[Pattern]:
+    def patterns(self, call: CallContext) -> Sequence[Pattern]:
         return self.found

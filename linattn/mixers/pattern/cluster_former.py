@@ -75,18 +75,18 @@ class ClusterFormer(Softmax):
             counts = members.sum(0)[:, None]
             self.centres.copy_(torch.where(counts > 0, members.T @ x / counts.clamp(min=1), self.centres))
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        r = super().project(x, state)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        r = super().project(x, call)
         return Assigned(r.q, r.k, r.v, cluster=self.nearest(x))
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         assert isinstance(r, Assigned)
         cluster = r.cluster
-        if not carry.tokens:
+        if not call.tokens:
             return r.v
-        if carry.valid is not None:
-            cluster = torch.where(carry.valid, cluster, self.clusters)
-        groups = grouped(cluster, self.clusters + 1, min(self.chunk, carry.tokens))
+        if call.valid is not None:
+            cluster = torch.where(call.valid, cluster, self.clusters)
+        groups = grouped(cluster, self.clusters + 1, min(self.chunk, call.tokens))
         places = groups.places[:, None].expand(-1, self.heads, -1, -1)  # [B, H, N, chunk]
         q, k, v = (pick(by_head(t), places) for t in (r.q, r.k, r.v))
         real = places >= 0

@@ -48,46 +48,46 @@ class Clustered(Softmax):
         self.register_buffer("planes", torch.randn(self.size, bits))
         self.register_buffer("offsets", torch.randn(bits))
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        if not carry.tokens:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        if not call.tokens:
             return r.v
         q, k, v = (by_head(t) for t in (r.q, r.k, r.v))
-        cluster, members = self.cluster(q, carry)
-        weights = self._cluster_scores(q, k, members, carry).softmax(-1)  # [B, H, C, T]
+        cluster, members = self.cluster(q, call)
+        weights = self._cluster_scores(q, k, members, call).softmax(-1)  # [B, H, C, T]
         return by_head(pick(weights.to(v.dtype) @ v, cluster))
 
-    def _cluster_scores(self, q: Tensor, k: Tensor, members: Tensor, carry: CallContext) -> Tensor:
+    def _cluster_scores(self, q: Tensor, k: Tensor, members: Tensor, call: CallContext) -> Tensor:
         """Scores of all keys for the mean queries of the clusters, [B, H, C, T]."""
         mean = members.transpose(-1, -2) @ to_float32(q) / members.sum(-2).clamp(min=1)[..., None]
         scores = mean @ to_float32(k).transpose(-1, -2) * self.size**-0.5
-        return scores if carry.valid is None else scores.masked_fill(~self._real(carry), -1e30)
+        return scores if call.valid is None else scores.masked_fill(~self._real(call), -1e30)
 
-    def _real(self, carry: CallContext) -> Tensor:
+    def _real(self, call: CallContext) -> Tensor:
         """Mask of real keys, [B, 1, 1, T]; all for rows without any."""
-        valid = carry.valid
+        valid = call.valid
         assert valid is not None
-        return (valid | (carry.counts == 0)[:, None])[:, None, None]
+        return (valid | (call.counts == 0)[:, None])[:, None, None]
 
     @torch.no_grad()
-    def cluster(self, q: Tensor, carry: CallContext) -> tuple[Tensor, Tensor]:
+    def cluster(self, q: Tensor, call: CallContext) -> tuple[Tensor, Tensor]:
         """Cluster of each query of q [B, H, T, K], [B, H, T] int64, and as one-hot rows, [B, H, T, C]."""
         planes = self.planes
         codes = torch.where(q.to(planes.dtype) @ planes > self.offsets, 1.0, -1.0).to(planes.dtype)  # [B, H, T, bits]
         count = min(self.clusters, q.shape[2])
         centres = codes[:, :, :count]
-        known = torch.arange(count, device=q.device) < carry.counts.clamp(min=1)[:, None]  # [B, C]
+        known = torch.arange(count, device=q.device) < call.counts.clamp(min=1)[:, None]  # [B, C]
         for _ in range(self.iterations - 1):
-            _, members = self._assigned(codes, centres, known, carry)
+            _, members = self._assigned(codes, centres, known, call)
             votes = members.transpose(-1, -2) @ codes
             centres = torch.where((members.sum(-2) > 0)[..., None], torch.where(votes > 0, 1.0, -1.0), centres).to(codes.dtype)
-        return self._assigned(codes, centres, known, carry)
+        return self._assigned(codes, centres, known, call)
 
-    def _assigned(self, codes: Tensor, centres: Tensor, known: Tensor, carry: CallContext) -> tuple[Tensor, Tensor]:
+    def _assigned(self, codes: Tensor, centres: Tensor, known: Tensor, call: CallContext) -> tuple[Tensor, Tensor]:
         """Nearest centre, the first of several."""
         alike = (codes @ centres.transpose(-1, -2)).masked_fill(~known[:, None, None], -torch.inf)  # bits less twice the distance
         cluster = alike.argmax(-1)
         members = torch.nn.functional.one_hot(cluster, centres.shape[2]).to(codes.dtype)
-        return cluster, members if carry.valid is None else members * carry.valid[:, None, :, None]
+        return cluster, members if call.valid is None else members * call.valid[:, None, :, None]
 
     def attend_flops(self, r: Recurrence, past: int) -> int:
         batch, tokens, heads, size = r.q.shape
@@ -125,20 +125,20 @@ class ImprovedClustered(Clustered):
             raise ValueError(f"top must be at least 1, but came as {top}")
         self.top = top
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        if not carry.tokens:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        if not call.tokens:
             return r.v
         q, k, v = (by_head(t) for t in (r.q, r.k, r.v))
-        cluster, members = self.cluster(q, carry)
-        cluster_scores = self._cluster_scores(q, k, members, carry)
-        best = cluster_scores.topk(min(self.top, carry.tokens), -1).indices  # [B, H, C, top]
+        cluster, members = self.cluster(q, call)
+        cluster_scores = self._cluster_scores(q, k, members, call)
+        best = cluster_scores.topk(min(self.top, call.tokens), -1).indices  # [B, H, C, top]
         weights = cluster_scores.softmax(-1)
         rest = pick(weights.scatter(-1, best, 0.0).to(v.dtype) @ v, cluster)
         mass = pick(weights.gather(-1, best).sum(-1), cluster)  # [B, H, T]
         places = pick(best, cluster)  # [B, H, T, top]
         scores = torch.einsum("bhtk,bhtsk->bhts", to_float32(q), to_float32(pick(k, places))) * self.size**-0.5
-        if carry.valid is not None:
-            scores = scores.masked_fill(~pick(self._real(carry).expand(-1, self.heads, 1, -1)[:, :, 0], places), -1e30)
+        if call.valid is not None:
+            scores = scores.masked_fill(~pick(self._real(call).expand(-1, self.heads, 1, -1)[:, :, 0], places), -1e30)
         near = torch.einsum("bhts,bhtsv->bhtv", scores.softmax(-1).to(v.dtype), pick(v, places))
         return by_head(mass[..., None].to(v.dtype) * near + rest)
 

@@ -37,5 +37,5 @@ class Local(PatternAttention):
         super().__init__(dim, heads, causal=causal, rotary=rotary)
         self.pattern = blocks(block, before=memory, after=0 if causal else memory)
 
-    def patterns(self, carry: CallContext) -> Sequence[Pattern]:
+    def patterns(self, call: CallContext) -> Sequence[Pattern]:
         return [self.pattern & earlier() if self.causal else self.pattern]

@@ -46,8 +46,8 @@ class Local2D(GridMixer, PatternAttention):
                 raise ValueError(f"{name} must be at least {least}, but came as {value}")
         self.rows, self.columns, self.memory = rows, columns, memory
 
-    def patterns(self, carry: CallContext) -> Sequence[Pattern]:
-        assert carry.grid is not None
+    def patterns(self, call: CallContext) -> Sequence[Pattern]:
+        assert call.grid is not None
         below = 0 if self.causal else self.memory
-        found = GridBlocks(max(carry.grid[1], 1), self.rows, self.columns, self.memory, below, self.memory)
+        found = GridBlocks(max(call.grid[1], 1), self.rows, self.columns, self.memory, below, self.memory)
         return [found & earlier() if self.causal else found]

@@ -61,11 +61,11 @@ class Longformer(PatternAttention):
         if count:
             self.q_global, self.k_global, self.v_global = (nn.Linear(dim, dim) for _ in range(3))
 
-    def patterns(self, carry: CallContext) -> Sequence[Pattern]:
+    def patterns(self, call: CallContext) -> Sequence[Pattern]:
         return self.found
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        r = super().project(x, state)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        r = super().project(x, call)
         if not self.global_tokens:
             return r
         few = x[:, : self.global_tokens]
@@ -73,17 +73,17 @@ class Longformer(PatternAttention):
             p(t).unflatten(-1, (self.heads, -1)) for p, t in ((self.q_global, few), (self.k_global, x), (self.v_global, x))
         )
         if self.rotated:
-            angles = self.angles(x, state)
+            angles = self.angles(x, call)
             queries, keys = self._turned(queries, angles[:, : self.global_tokens]), self._turned(keys, angles)
         dtype = values.dtype
         return Globals(r.q, r.k, r.v, queries=queries.to(dtype), keys=keys.to(dtype), values=values)
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        o = super().attend(r, carry)
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        o = super().attend(r, call)
         if not isinstance(r, Globals):
             return o
         few, every = (torch.arange(n, device=o.device)[None] for n in (r.queries.shape[1], r.keys.shape[1]))
-        seen = torch.ones_like(every, dtype=torch.bool) if carry.valid is None else carry.valid
+        seen = torch.ones_like(every, dtype=torch.bool) if call.valid is None else call.valid
         tiles = Tiles(few, every, seen[:, None, None].expand(-1, -1, few.shape[1], -1))
         wide = attention(r.queries, r.keys, r.values, [tiles], self.size**-0.5)
         return torch.cat([wide.to(o.dtype), o[:, self.global_tokens :]], 1)

@@ -59,46 +59,46 @@ class MemoryCompressed(Mixer):
         self.null_key, self.null_value = (nn.Parameter(torch.zeros(dim)) for _ in range(2))
         self.o_proj = nn.Linear(dim, dim)
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
         q, k, v = self.qkv_proj(x).chunk(3, -1)
-        (k, place), (v, _) = self._slots("k", k, carry), self._slots("v", v, carry)  # [B, slots, D]
+        (k, place), (v, _) = self._slots("k", k, call), self._slots("v", v, call)  # [B, slots, D]
         k, v = (torch.cat([null.to(t.dtype).expand(t.shape[0], 1, -1), t], 1) for null, t in ((self.null_key, k), (self.null_value, v)))
         place = F.pad(place, (1, 0), value=-1)  # the last token of each slot; the learned one is before all
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v))
-        out, position = [], carry.positions
-        for start, stop in pieces(carry.tokens, self.piece):
-            seen = self._seen(position[:, start:stop], place, carry)
+        out, position = [], call.positions
+        for start, stop in pieces(call.tokens, self.piece):
+            seen = self._seen(position[:, start:stop], place, call)
             scores = torch.einsum("rthk,rshk->rhts", to_float32(q[:, start:stop]), to_float32(k)) * self.size**-0.5
             out.append(softmax(scores, seen, v))
         return self.o_proj(torch.cat(out, 1).flatten(-2))
 
-    def _seen(self, position: Tensor, place: Tensor, carry: CallContext) -> Tensor:
+    def _seen(self, position: Tensor, place: Tensor, call: CallContext) -> Tensor:
         if self.causal:
             return place[:, None] <= position[..., None]
-        real = place < (carry.start + carry.counts + self.rate - 1)[:, None]  # at least one of its tokens is real
+        real = place < (call.start + call.counts + self.rate - 1)[:, None]  # at least one of its tokens is real
         return real[:, None].expand(-1, position.shape[1], -1)
 
-    def _slots(self, name: str, x: Tensor, carry: CallContext) -> tuple[Tensor, Tensor]:
+    def _slots(self, name: str, x: Tensor, call: CallContext) -> tuple[Tensor, Tensor]:
         """Slots of earlier calls and of this one, and the position of the last token of each, [B, slots] both.
 
         Tokens that do not fill a slot wait in the state, and are put before the next ones.
         """
-        waiting, rate = carry.start % self.rate, self.rate
-        before = carry.before(f"{name}_last", x, rate - 1) if rate > 1 else None
+        waiting, rate = call.start % self.rate, self.rate
+        before = call.before(f"{name}_last", x, rate - 1) if rate > 1 else None
         before = x.new_zeros(x.shape[0], rate - 1, x.shape[2]) if before is None else before
         longer = torch.cat([before, x], 1)
-        count = -(-(x.shape[1] + rate - 1) // rate) if x.shape[1] or not carry.fresh else 0
+        count = -(-(x.shape[1] + rate - 1) // rate) if x.shape[1] or not call.fresh else 0
         first = rate - 1 - waiting  # where the first slot that is not complete begins in ``longer``
         index = first[:, None] + torch.arange(count * rate, device=x.device)
         inside = index < longer.shape[1]
         tokens = longer.gather(1, index.clamp(max=max(longer.shape[1] - 1, 0))[..., None].expand(-1, -1, x.shape[2])) * inside[..., None]
         new = self.compress(tokens.transpose(1, 2)).transpose(1, 2) if count else x[:, :0]
-        place = (carry.start - waiting)[:, None] + rate * (1 + torch.arange(count, device=x.device)) - 1
-        old, old_place = carry.get(name), carry.get("place")
+        place = (call.start - waiting)[:, None] + rate * (1 + torch.arange(count, device=x.device)) - 1
+        old, old_place = call.get(name), call.get("place")
         slots = new if old is None else torch.cat([old.to(new.dtype), new], 1)
-        complete = torch.where(place < (carry.start + carry.counts)[:, None], place, NEVER)  # later slots will be computed again
-        carry.keep(name, slots)
-        carry.keep("place", complete if old_place is None else torch.cat([old_place, complete], 1))
+        complete = torch.where(place < (call.start + call.counts)[:, None], place, NEVER)  # later slots will be computed again
+        call.keep(name, slots)
+        call.keep("place", complete if old_place is None else torch.cat([old_place, complete], 1))
         return slots, place if old_place is None else torch.cat([old_place, place], 1)
 
     def flops(self, x: Tensor, past: int = 0) -> int:

@@ -58,12 +58,12 @@ class MoBA(Softmax):
         at_least(1, block=block, blocks=blocks)
         self.block, self.blocks = block, blocks
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        position = carry.positions
-        slots, _, before = cached(carry, k=r.k, v=r.v, place=position if carry.valid is None else torch.where(carry.valid, position, -1))
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        position = call.positions
+        slots, _, before = cached(call, k=r.k, v=r.v, place=position if call.valid is None else torch.where(call.valid, position, -1))
         k, v, place = slots["k"], slots["v"], slots["place"]
         means, out = block_means(to_float32(k), place, self.block), []
-        for start, stop in pieces(carry.tokens, self.piece):
+        for start, stop in pieces(call.tokens, self.piece):
             last, q = before + stop, to_float32(r.q[:, start:stop])
             seen = self._seen(q, means, position[:, start:stop], place[:, :last])
             scores = torch.einsum("rthk,rshk->rhts", q, to_float32(k[:, :last])) * self.size**-0.5

@@ -92,17 +92,17 @@ class NSA(Softmax):
         self.block, self.blocks, self.near = block, blocks, window
         self.gate_proj = nn.Linear(dim, 3 * heads, bias=False)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        r = super().project(x, state)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        r = super().project(x, call)
         return Branches(r.q, r.k, r.v, gates=to_float32(self.gate_proj(x)).sigmoid().unflatten(-1, (self.heads, 3)))
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         assert isinstance(r, Branches)
-        position = carry.positions
-        slots, _, before = cached(carry, k=r.k, v=r.v, place=position if carry.valid is None else torch.where(carry.valid, position, -1))
+        position = call.positions
+        slots, _, before = cached(call, k=r.k, v=r.v, place=position if call.valid is None else torch.where(call.valid, position, -1))
         k, v, place = to_float32(slots["k"]), to_float32(slots["v"]), slots["place"]
         past, out = Blocks(k, v, place, *(block_means(t, place, self.block) for t in (k, v))), []
-        for start, stop in pieces(carry.tokens, self.piece):
+        for start, stop in pieces(call.tokens, self.piece):
             q, gates = (t[:, start:stop].unflatten(2, (k.shape[2], -1)).permute(0, 2, 3, 1, 4) for t in (to_float32(r.q), r.gates))
             o = self._piece(q * self.size**-0.5, gates, position[:, None, None, start:stop, None], past.before(before + stop))
             out.append(o.permute(0, 3, 1, 2, 4).flatten(2, 3).to(r.v.dtype))

@@ -76,7 +76,7 @@ class Reformer(Mixer):
         """Draw new rotations, from ``generator`` (of the CPU) if given. States made with the old ones do not fit the new."""
         self.rotations.copy_(torch.randn(self.rotations.shape, generator=generator))
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.qk_proj, self.v_proj))
         return Recurrence(q, unit(q, eps=1e-6 * q.shape[-1], dtype=q.dtype), v, scale=1.0)
 
@@ -85,24 +85,24 @@ class Reformer(Mixer):
         turned = torch.einsum("bthk,hkrn->bthrn", q.detach().to(self.rotations.dtype), self.rotations)
         return torch.cat([turned, -turned], -1).argmax(-1)
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         bucket = self.hashed(r.q)
-        if carry.valid is not None:
-            bucket = torch.where(carry.valid[..., None, None], bucket, self.buckets)  # filler has one of its own
-        if self.causal and (carry.returning or not carry.fresh):
-            slots = self._kept(r, bucket, carry)
-            if carry.tokens and not carry.fresh:
-                return self._continued(r.q, slots, carry)
-        if not carry.tokens:
+        if call.valid is not None:
+            bucket = torch.where(call.valid[..., None, None], bucket, self.buckets)  # filler has one of its own
+        if self.causal and (call.returning or not call.fresh):
+            slots = self._kept(r, bucket, call)
+            if call.tokens and not call.fresh:
+                return self._continued(r.q, slots, call)
+        if not call.tokens:
             return r.v
         bucket = bucket.permute(0, 2, 3, 1)  # [B, H, rounds, T]
-        return self._together(r, *(self._by_bucket(bucket) if self.causal else self._sorted(bucket, carry)))
+        return self._together(r, *(self._by_bucket(bucket) if self.causal else self._sorted(bucket, call)))
 
-    def _kept(self, r: Recurrence, bucket: Tensor, carry: CallContext) -> dict[str, Tensor]:
+    def _kept(self, r: Recurrence, bucket: Tensor, call: CallContext) -> dict[str, Tensor]:
         """Keys, values, buckets, ranks in these and positions of all calls, [B, slots, ...]; keeps them."""
-        old = carry.get("bucket")
+        old = call.get("bucket")
         rank = ranks(bucket.permute(0, 2, 3, 1), self.buckets + 1, None if old is None else old.permute(0, 2, 3, 1))
-        slots, _, _ = cached(carry, k=r.k, v=r.v, bucket=bucket, rank=rank.permute(0, 3, 1, 2), place=carry.positions)
+        slots, _, _ = cached(call, k=r.k, v=r.v, bucket=bucket, rank=rank.permute(0, 3, 1, 2), place=call.positions)
         return slots
 
     def _together(self, r: Recurrence, places: Tensor, before: Tensor, where: Tensor) -> Tensor:
@@ -123,16 +123,16 @@ class Reformer(Mixer):
         o, log = (t.gather(3, where[..., None].expand(*where.shape, t.shape[-1])) for t in (o, log))
         return by_head((log.softmax(2) * o).sum(2)).to(r.v.dtype)
 
-    def _sorted(self, bucket: Tensor, carry: CallContext) -> tuple[Tensor, Tensor, Tensor]:
+    def _sorted(self, bucket: Tensor, call: CallContext) -> tuple[Tensor, Tensor, Tensor]:
         """Chunks of all tokens by bucket and position; before the first of a round comes the last of the round before, as in a ring."""
         tokens, device = bucket.shape[-1], bucket.device
         order = bucket.argsort(dim=-1, stable=True)
-        real = torch.arange(tokens, device=device) < carry.counts[:, None, None, None]
+        real = torch.arange(tokens, device=device) < call.counts[:, None, None, None]
         size = min(self.chunk, tokens)
         count = -(-tokens // size)
         places = torch.nn.functional.pad(torch.where(real, order, -1), (0, count * size - tokens), value=-1)
         chunk, round_ = torch.arange(count, device=device), torch.arange(self.rounds, device=device)[:, None]
-        last = (-(-carry.counts // self.chunk) - 1).clamp(min=0)[:, None, None]  # [B, 1, 1]: of a row's chunks
+        last = (-(-call.counts // self.chunk) - 1).clamp(min=0)[:, None, None]  # [B, 1, 1]: of a row's chunks
         ring = (round_ - 1) % self.rounds * count + last  # [B, rounds, 1]
         before = torch.where(chunk > 0, round_ * count + chunk - 1, ring)  # of a single chunk it is all the same tokens, twice
         return places.unflatten(-1, (count, -1)), before[:, None].expand(-1, self.heads, -1, -1), order.argsort(-1)
@@ -145,12 +145,12 @@ class Reformer(Mixer):
         before = torch.where(groups.first, -1, torch.arange(total, device=bucket.device) + offset - 1)
         return groups.places, before, groups.where
 
-    def _continued(self, q: Tensor, slots: dict[str, Tensor], carry: CallContext) -> Tensor:
+    def _continued(self, q: Tensor, slots: dict[str, Tensor], call: CallContext) -> Tensor:
         """Queries after a state: every pair with a mask, round by round."""
         k, v, chunk = by_head(slots["k"]), by_head(slots["v"]), slots["rank"] // self.chunk  # [B, slots, H, rounds]
         place, bucket, out = slots["place"], slots["bucket"], []
-        first = place.shape[1] - carry.tokens  # the slot of the first query
-        for start, stop in pieces(carry.tokens, PIECE):
+        first = place.shape[1] - call.tokens  # the slot of the first query
+        for start, stop in pieces(call.tokens, PIECE):
             own = slice(first + start, first + stop)
             back = (place[:, own, None] - place[:, None])[..., None, None]  # [B, T, slots, 1, 1]
             near = (chunk[:, own, None] - chunk[:, None] <= 1) & (bucket[:, own, None] == bucket[:, None]) & (back >= 0)

@@ -51,24 +51,24 @@ class Routing(Softmax):
         self.clusters, self.least = clusters, least
         self.register_buffer("centres", F.normalize(torch.randn(heads, clusters, self.size), dim=-1))
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        if not carry.tokens:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        if not call.tokens:
             return r.v
         q, k, v = (by_head(t) for t in (r.q, r.k, r.v))
-        taken, keys = self.routed(q, carry), self.routed(k, carry)  # [B, H, C, w]
+        taken, keys = self.routed(q, call), self.routed(k, call)  # [B, H, C, w]
         real = (taken[..., None] >= 0) & (keys[..., None, :] >= 0)
         o, _ = summed(self.size**-0.5 * pick(q, taken), pick(k, keys), pick(v, keys), real)
-        return by_head(self._averaged(o.flatten(2, 3), taken.flatten(2), carry.tokens)).to(r.v.dtype)
+        return by_head(self._averaged(o.flatten(2, 3), taken.flatten(2), call.tokens)).to(r.v.dtype)
 
     @torch.no_grad()
-    def routed(self, t: Tensor, carry: CallContext) -> Tensor:
+    def routed(self, t: Tensor, call: CallContext) -> Tensor:
         """Tokens of t [B, H, T, K] that each cluster takes, [B, H, C, w], -1 for none."""
         near = self._near(t)
-        if carry.valid is not None:
-            near = near.masked_fill(~carry.valid[:, None, :, None], -torch.inf)
-        width = min(max(-(-carry.tokens // self.clusters), self.least), carry.tokens)
+        if call.valid is not None:
+            near = near.masked_fill(~call.valid[:, None, :, None], -torch.inf)
+        width = min(max(-(-call.tokens // self.clusters), self.least), call.tokens)
         best = near.topk(width, 2).indices.transpose(-1, -2)  # [B, H, C, w]
-        own = torch.minimum((-(-carry.counts // self.clusters)).clamp(min=self.least), carry.counts)  # [B]: of a row
+        own = torch.minimum((-(-call.counts // self.clusters)).clamp(min=self.least), call.counts)  # [B]: of a row
         return torch.where(torch.arange(width, device=t.device) < own[:, None, None, None], best, -1)
 
     def _near(self, t: Tensor) -> Tensor:

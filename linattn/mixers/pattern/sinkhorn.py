@@ -56,11 +56,11 @@ class Sinkhorn(Softmax):
             raise ValueError(f"temperature must be above 0, but came as {temperature}")
         self.block, self.iterations, self.temperature, self.sortcut, self.noise = block, iterations, temperature, sortcut, noise
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        if not carry.tokens:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        if not call.tokens:
             return r.v
-        fill = -carry.tokens % self.block
-        real = torch.arange(carry.tokens + fill, device=r.q.device) < carry.counts[:, None]
+        fill = -call.tokens % self.block
+        real = torch.arange(call.tokens + fill, device=r.q.device) < call.counts[:, None]
         real = real.unflatten(1, (-1, self.block))[:, None]  # [B, 1, N, block]
         q, k, v = (F.pad(by_head(t), (0, 0, 0, fill)).unflatten(2, (-1, self.block)) for t in (r.q, r.k, r.v))  # [B, H, N, block, K]
         order = self.sorting(q, k, real).to(v.dtype)
@@ -76,7 +76,7 @@ class Sinkhorn(Softmax):
             seen = torch.cat([real, there], -1)[..., None, :]
         seen = seen | ~seen.any(-1, keepdim=True)  # filler, and rows without a token
         scores = (to_float32(q) @ to_float32(keys).transpose(-1, -2) * self.size**-0.5).masked_fill(~seen, NEVER)
-        return by_head((scores.softmax(-1).to(v.dtype) @ values).flatten(2, 3)[:, :, : carry.tokens])
+        return by_head((scores.softmax(-1).to(v.dtype) @ values).flatten(2, 3)[:, :, : call.tokens])
 
     def sorting(self, q: Tensor, k: Tensor, real: Tensor) -> Tensor:
         """R [B, H, N, N] of blocks q, k [B, H, N, block, K] with ``real`` tokens [B, 1, N, block]; 0 for absent blocks."""

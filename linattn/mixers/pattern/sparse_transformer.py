@@ -51,5 +51,5 @@ class SparseTransformer(PatternAttention):
         check_groups("merged=False: two kinds of heads", found, heads)
         self.found = found
 
-    def patterns(self, carry: CallContext) -> Sequence[Pattern]:
+    def patterns(self, call: CallContext) -> Sequence[Pattern]:
         return [p & earlier() for p in self.found] if self.causal else self.found

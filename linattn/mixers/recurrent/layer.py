@@ -29,24 +29,24 @@ class RecurrentLayer(Mixer):
         for name, parameter in self.layer(dim, dim).named_parameters():
             self.register_parameter(name, parameter)
 
-    def run(self, rows: Tensor, valid: Tensor | None, h: Tensor, carry: CallContext) -> Tensor:
+    def run(self, rows: Tensor, valid: Tensor | None, h: Tensor, call: CallContext) -> Tensor:
         """Outputs [rows, T, D] of the tokens ``rows`` [rows, T, D] from ``h`` [rows, D]; keeps states besides h."""
         raise NotImplementedError
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
-        rows, valid = carry.to_rows(x)
-        h = self.first("h", rows, carry)
-        y = self.run(rows, valid, h, carry)
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
+        rows, valid = call.to_rows(x)
+        h = self.first("h", rows, call)
+        y = self.run(rows, valid, h, call)
         outputs = torch.cat([h[:, None].to(y.dtype), y], 1)  # [rows, 1 + T, D]
-        carry.keep("h", outputs.gather(1, carry.counts[:, None, None].expand(-1, -1, self.dim))[:, 0])
-        return carry.from_rows(y)
+        call.keep("h", outputs.gather(1, call.counts[:, None, None].expand(-1, -1, self.dim))[:, 0])
+        return call.from_rows(y)
 
     def flops(self, x: Tensor, past: int = 0) -> int:
         return 2 * x.shape[0] * x.shape[1] * (self.weight_ih_l0.numel() + self.weight_hh_l0.numel())
 
-    def first(self, name: str, rows: Tensor, carry: CallContext) -> Tensor:
+    def first(self, name: str, rows: Tensor, call: CallContext) -> Tensor:
         """Incoming state ``name`` [rows, D], zeros at the start."""
-        old = carry.get(name)
+        old = call.get(name)
         return rows.new_zeros(rows.shape[0], self.dim) if old is None else old.to(rows.dtype)
 
     def weights(self, w_ih: Tensor | None = None) -> list[Tensor]:

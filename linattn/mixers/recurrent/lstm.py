@@ -30,19 +30,19 @@ class LSTM(RecurrentLayer):
 
     layer = nn.LSTM
 
-    def run(self, rows: Tensor, valid: Tensor | None, h: Tensor, carry: CallContext) -> Tensor:
+    def run(self, rows: Tensor, valid: Tensor | None, h: Tensor, call: CallContext) -> Tensor:
         if rows.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
             # oneDNN has no bfloat16 LSTM for processors without AVX-512, and torch does not ask before it takes that one.
             dtype = self.weight_ih_l0.dtype
             with no_autocast(rows):
-                return self.run(rows.to(dtype), valid, h.to(dtype), carry)
-        c, w_ih = self.first("c", rows, carry), None
+                return self.run(rows.to(dtype), valid, h.to(dtype), call)
+        c, w_ih = self.first("c", rows, call), None
         if valid is not None:
             rows, w_ih = self._closing(rows, valid)
         y, last = rows[..., : self.dim], c[None]
-        if carry.tokens:  # torch refuses an empty sequence
+        if call.tokens:  # torch refuses an empty sequence
             y, _, last = torch.lstm(rows, (h[None], c[None]), self.weights(w_ih), True, 1, 0.0, torch.is_grad_enabled(), False, True)
-        carry.keep("c", last.view_as(c))  # torch 2.11 traces it with one dimension more
+        call.keep("c", last.view_as(c))  # torch 2.11 traces it with one dimension more
         return y
 
     def _closing(self, rows: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ class RNN(RecurrentLayer):
 
     layer = nn.RNN
 
-    def run(self, rows: Tensor, valid: Tensor | None, h: Tensor, carry: CallContext) -> Tensor:
-        if not carry.tokens:  # torch refuses an empty sequence
+    def run(self, rows: Tensor, valid: Tensor | None, h: Tensor, call: CallContext) -> Tensor:
+        if not call.tokens:  # torch refuses an empty sequence
             return rows
         return torch.rnn_tanh(rows, h[None], self.weights(), True, 1, 0.0, torch.is_grad_enabled(), False, True)[0]

@@ -56,21 +56,21 @@ class SLSTM(Mixer):
         with torch.no_grad():
             self.bias[1] = 5 - 12 * (torch.arange(size) / max(size - 1, 1)) ** 0.3
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
-        seen = self.conv(x, carry)
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
+        seen = self.conv(x, call)
         both = torch.stack([seen, x], 2).unflatten(-1, (self.heads, -1))  # [B, T, 2, H, V]
         both = both.repeat_interleave(2, 2)  # i and f read the convolution, z and o the token itself
         gates = torch.einsum("btghv,ghuv->btghu", both, self.weight.to(both.dtype))
-        rows, valid = carry.to_rows((to_float32(gates) + self.bias).flatten(-2))  # [rows, T, 4, D]
-        old = [self._first(name, rows, carry) for name in _STATES]
+        rows, valid = call.to_rows((to_float32(gates) + self.bias).flatten(-2))  # [rows, T, 4, D]
+        old = [self._first(name, rows, call) for name in _STATES]
         outputs = []
-        for t in range(carry.tokens):
+        for t in range(call.tokens):
             new = self._step(rows[:, t], *old)
             old = new if valid is None else [torch.where(valid[:, t, None], a, b) for a, b in zip(new, old, strict=True)]
             outputs.append(old[0])
         for name, value in zip(_STATES, old, strict=True):
-            carry.keep(name, value)
-        h = carry.from_rows(torch.stack(outputs, 1)) if outputs else x
+            call.keep(name, value)
+        h = call.from_rows(torch.stack(outputs, 1)) if outputs else x
         return self.norm(h.unflatten(-1, (self.heads, -1))).to(x.dtype)
 
     def _step(self, gates: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor) -> list[Tensor]:
@@ -84,8 +84,8 @@ class SLSTM(Mixer):
         c, n = f * c + i * torch.tanh(z), f * n + i  # one of i and f is 1, so n is at least 1
         return [torch.sigmoid(o) * c / n, c, n, m]
 
-    def _first(self, name: str, rows: Tensor, carry: CallContext) -> Tensor:
-        old = carry.get(name)
+    def _first(self, name: str, rows: Tensor, call: CallContext) -> Tensor:
+        old = call.get(name)
         start = _NOTHING if name == "m" else 0.0
         return rows.new_full((rows.shape[0], self.dim), start) if old is None else old.to(rows.dtype)
 

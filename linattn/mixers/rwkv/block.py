@@ -14,9 +14,9 @@ from linattn.mixers.parts import at_least, check_place, head_size, to_float32
 from linattn.ops import flops
 
 
-def previous(x: Tensor, carry: CallContext, name: str = "last") -> Tensor:
+def previous(x: Tensor, call: CallContext, name: str = "last") -> Tensor:
     """Token before each of ``x`` [B, T, D], zeros at the start of a sequence; ``name`` keeps the last one [rows, 1, D]."""
-    longer, places = carry.context(name, x, 1)
+    longer, places = call.context(name, x, 1)
     return longer[:, :-1] if places is None else longer.index_select(1, places - 1)
 
 
@@ -71,7 +71,7 @@ class TimeMixing(Mixer):
 
     shards = True
 
-    def tokens(self, x: Tensor, carry: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
+    def tokens(self, x: Tensor, call: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
         """Recurrence of ``x`` [B, T, D], and tensors for :meth:`finish`."""
         raise NotImplementedError
 
@@ -79,17 +79,17 @@ class TimeMixing(Mixer):
         """Map the recurrence's output [B, T, H, V] to [B, T, D]."""
         raise NotImplementedError
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        return self.tokens(x, state)[0]
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        return self.tokens(x, call)[0]
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         """Read as at the start of a sequence, without a token before ``x``."""
         return self.finish(o, self.tokens(x, CallContext(x, returning=False))[1])
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
-        r, beside = self.tokens(x, carry)
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
+        r, beside = self.tokens(x, call)
         r = r.to(r.v.dtype)  # that of the linear maps, which autocast chooses
-        return self.finish(self.attend(r.masked(carry.valid), carry), beside)
+        return self.finish(self.attend(r.masked(call.valid), call), beside)
 
     def flops(self, x: Tensor, past: int = 0) -> int:
         with flops.counter() as counter:

@@ -55,8 +55,8 @@ class RWKVChannel(Mixer):
     def placed(cls, index: int, count: int) -> dict[str, Any]:
         return place_of(index, count)
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
-        before = previous(x, carry)
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
+        before = previous(x, call)
         y = self.o_proj(self.k_proj(torch.lerp(before, x, self.time_mix_key)).relu().square())
         return self.r_proj(torch.lerp(before, x, self.time_mix_receptance)).sigmoid() * y if self.gated else y
 

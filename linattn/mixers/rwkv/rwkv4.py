@@ -48,46 +48,46 @@ class RWKV4(RWKV):
         self.time_mix_receptance = nn.Parameter(ramp(dim, 0.5 * almost))
         self.r_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(4))
 
-    def tokens(self, x: Tensor, carry: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
-        before = previous(x, carry)
+    def tokens(self, x: Tensor, call: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
+        before = previous(x, call)
         xk, xv, xr = (torch.lerp(before, x, mix) for mix in (self.time_mix_key, self.time_mix_value, self.time_mix_receptance))
         k, v = self.k_proj(xk)[..., None], self.v_proj(xv)[..., None]  # [B, T, D, 1]
         decay, bonus = -self.time_decay.exp()[:, None], self.time_first[:, None]
         return Recurrence(k, k, v, decay=decay, bonus=bonus, scale=1.0), (self.r_proj(xr),)
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         """Weighted mean of v [B, T, D, V]: V values share each channel's weights."""
         assert r.decay is not None
         assert r.bonus is not None
         k, v, first = to_float32(r.k)[..., 0], to_float32(r.v), r.bonus[:, 0]
         fade = (r.decay[..., 0] if r.decay.ndim == 4 else r.decay[:, 0].expand(k.shape)).to(k.dtype)  # [B, T, D]
-        if carry.valid is not None:
-            k = torch.where(carry.valid[..., None], k, _NOTHING)
-        top = self._old(carry, "max", k, _NOTHING)
-        largest, last = running_max(fade, k, initial_state=top, return_state=True, cu_seqlens=carry.cu_seqlens)
-        largest, earlier = largest.detach(), carry.shifted(largest, top).detach()
+        if call.valid is not None:
+            k = torch.where(call.valid[..., None], k, _NOTHING)
+        top = self._old(call, "max", k, _NOTHING)
+        largest, last = running_max(fade, k, initial_state=top, return_state=True, cu_seqlens=call.cu_seqlens)
+        largest, earlier = largest.detach(), call.shifted(largest, top).detach()
         log = earlier + fade - largest
         log = log - log.detach().clamp(min=0)  # rounding alone is above 0
         weight = (k - largest).exp()
-        if carry.valid is not None:  # before the first real token the largest is that of padding, whose weight is 0 all the same
-            weight = torch.where(carry.valid[..., None], weight, 0.0)
+        if call.valid is not None:  # before the first real token the largest is that of padding, whose weight is 0 all the same
+            weight = torch.where(call.valid[..., None], weight, 0.0)
         columns = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # the last one sums the weights
-        sums = self._old(carry, "sums", columns.flatten(-2), 0.0)
+        sums = self._old(call, "sums", columns.flatten(-2), 0.0)
         h, after = diagonal_scan(
             log[..., None].expand(columns.shape).flatten(-2), (weight[..., None] * columns).flatten(-2),
-            initial_state=sums, return_state=True, cu_seqlens=carry.cu_seqlens,
+            initial_state=sums, return_state=True, cu_seqlens=call.cu_seqlens,
         )  # fmt: skip
-        carry.keep("max", last)
-        carry.keep("sums", after)
+        call.keep("max", last)
+        call.keep("sums", after)
         own = first + k
         base = torch.maximum(earlier, own).detach()
-        past = (earlier - base).exp()[..., None] * carry.shifted(h, sums).view(columns.shape)
+        past = (earlier - base).exp()[..., None] * call.shifted(h, sums).view(columns.shape)
         seen = past + (own - base).exp()[..., None] * columns
         return (seen[..., :-1] / seen[..., -1:]).to(r.v.dtype)
 
     def finish(self, o: Tensor, beside: tuple[Tensor, ...]) -> Tensor:
         return self.o_proj(beside[0].sigmoid() * o[..., 0].to(beside[0].dtype))
 
-    def _old(self, carry: CallContext, name: str, like: Tensor, fill: float) -> Tensor:
-        old = carry.get(name)
-        return like.new_full((carry.rows, like.shape[-1]), fill) if old is None else old.to(like.dtype)
+    def _old(self, call: CallContext, name: str, like: Tensor, fill: float) -> Tensor:
+        old = call.get(name)
+        return like.new_full((call.rows, like.shape[-1]), fill) if old is None else old.to(like.dtype)

@@ -73,8 +73,8 @@ class RWKV5(_Matrix):
         self.time_mix_v = nn.Parameter(ramp(dim, almost) + 0.3 * depth)
         self.time_mix_r, self.time_mix_g = (nn.Parameter(ramp(dim, 0.5 * almost)) for _ in range(2))
 
-    def tokens(self, x: Tensor, carry: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
-        before = previous(x, carry)
+    def tokens(self, x: Tensor, call: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
+        before = previous(x, call)
         xk, xv, xr, xg = (torch.lerp(before, x, mix) for mix in (self.time_mix_k, self.time_mix_v, self.time_mix_r, self.time_mix_g))
         r, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (self.r_proj(xr), self.k_proj(xk), self.v_proj(xv)))
         decay = -self.time_decay.exp().view(self.heads, -1)
@@ -120,8 +120,8 @@ class RWKV6(_Matrix):
     time_maa_r: nn.Parameter
     time_maa_g: nn.Parameter
 
-    def tokens(self, x: Tensor, carry: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
-        back = previous(x, carry) - x
+    def tokens(self, x: Tensor, call: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
+        back = previous(x, call) - x
         low = torch.tanh((x + back * self.time_maa_x) @ self.time_maa_w1).unflatten(-1, (5, -1))
         more = (low.unsqueeze(-2) @ self.time_maa_w2).squeeze(-2)  # [B, T, 5, D]
         mixes = torch.stack([self.time_maa_w, self.time_maa_k, self.time_maa_v, self.time_maa_r, self.time_maa_g])

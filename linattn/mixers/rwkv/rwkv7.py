@@ -102,11 +102,11 @@ class RWKV7(RWKV):
     def example_shared(self, x: Tensor) -> Tensor | None:
         return x.new_zeros(*x.shape[:2], self.heads, x.shape[2] // self.heads) if self.value_residual else None
 
-    def tokens(self, x: Tensor, carry: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
-        back = previous(x, carry) - x
+    def tokens(self, x: Tensor, call: CallContext) -> tuple[Recurrence, tuple[Tensor, ...]]:
+        back = previous(x, call) - x
         xr, xw, xk, xv, xa, xg = (x + back * mix for mix in (self.x_r, self.x_w, self.x_k, self.x_v, self.x_a, self.x_g))
         split = lambda t: t.unflatten(-1, (self.heads, -1))  # noqa: E731
-        r, k, v = split(self.r_proj(xr)), self.k_proj(xk), self._values(xv, carry)
+        r, k, v = split(self.r_proj(xr)), self.k_proj(xk), self._values(xv, call)
         decay = -math.exp(-0.5) * (self.w0 + to_float32(torch.tanh(xw @ self.w1) @ self.w2)).sigmoid()
         rate = (to_float32(self.a0) + to_float32(xa @ self.a1 @ self.a2)).sigmoid()
         kappa = F.normalize(split(to_float32(k) * self.k_k), dim=-1)
@@ -116,11 +116,11 @@ class RWKV7(RWKV):
         erase = (-kappa, kappa * split(rate))
         return Recurrence(r, k, v, decay=split(decay), erase=erase, scale=1.0), (own.flatten(-2), gate)
 
-    def _values(self, xv: Tensor, carry: CallContext) -> Tensor:
+    def _values(self, xv: Tensor, call: CallContext) -> Tensor:
         """Values [B, T, H, V]; passes on those of the first layer."""
-        v, first = self.v_proj(xv).unflatten(-1, (self.heads, -1)), carry.shared
+        v, first = self.v_proj(xv).unflatten(-1, (self.heads, -1)), call.shared
         if first is None:
-            carry.shared = v
+            call.shared = v
         if not self.value_residual:
             return v
         if first is None:

@@ -70,14 +70,14 @@ class H3(StateSpace):
         shifted = F.pad(to_float32(self.shift_C), (0, n - 1)).unfold(1, n, 1)  # [D, N, N], entry (t, j) is C_{t + j}
         return (shifted @ to_float32(self.shift_B)[..., None])[..., 0]
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, k, v = (p(x) for p in (self.q_proj, self.k_proj, self.v_proj))
-        q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in (q, self._shifted(k, state), v))
+        q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in (q, self._shifted(k, call), v))
         return Recurrence(q, k, v, scale=1.0)
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         kv = (to_float32(r.k)[..., None] * to_float32(r.v)[..., None, :]).flatten(-2)  # [B, T, H, head_dim · V]
-        read = super().attend(replace(r, v=kv), carry) + kv * self.D[:, None]
+        read = super().attend(replace(r, v=kv), call) + kv * self.D[:, None]
         return (to_float32(r.q)[..., None] * read.unflatten(-1, (self.head_dim, -1))).sum(-2).to(r.v.dtype)
 
     def attend_flops(self, r: Recurrence, past: int) -> int:
@@ -86,10 +86,10 @@ class H3(StateSpace):
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(o.flatten(-2))
 
-    def _shifted(self, k: Tensor, carry: CallContext) -> Tensor:
+    def _shifted(self, k: Tensor, call: CallContext) -> Tensor:
         """[B, T, D] -> [B, T, D]: a causal convolution as long as the shift system's state."""
         past = self.state_size - 1
-        longer, places = carry.context("shift", k, past)
+        longer, places = call.context("shift", k, past)
         if k.shape[1] == 0:
             return k
         with no_autocast(k):

@@ -58,10 +58,10 @@ class LRU(Mixer):
         self.D = nn.Parameter(torch.randn(dim))
         self.o_proj = nn.Linear(dim, 2 * dim)
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
         log = torch.complex(-self.nu_log.exp(), self.theta_log.exp())
         b = self.gamma_log.exp()[:, None] * as_complex(self.B)
-        y = shared_states(x, log, b, as_complex(self.C), carry)
+        y = shared_states(x, log, b, as_complex(self.C), call)
         y = F.gelu(y + to_float32(x) * self.D).to(x.dtype)
         return F.glu(self.o_proj(y), -1)
 

@@ -30,14 +30,14 @@ class StateSpace(Mixer):
         """A, B and C as :func:`linattn.lti` takes them."""
         raise NotImplementedError
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        old, (a, b, c) = carry.get("S"), self.system()
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        old, (a, b, c) = call.get("S"), self.system()
         if old is not None and a.is_complex():
             old = torch.view_as_complex(old)
-        o = lti(r.v, a, b, c, old, return_state=carry.returning, lengths=carry.lengths, cu_seqlens=carry.cu_seqlens)
+        o = lti(r.v, a, b, c, old, return_state=call.returning, lengths=call.lengths, cu_seqlens=call.cu_seqlens)
         if isinstance(o, Tensor):
             return o
-        carry.keep("S", torch.view_as_real(o[1]) if o[1].is_complex() else o[1])
+        call.keep("S", torch.view_as_real(o[1]) if o[1].is_complex() else o[1])
         return o[0]
 
     def attend_flops(self, r: Recurrence, past: int) -> int:
@@ -89,21 +89,21 @@ def as_complex(pair: Tensor) -> Tensor:
     return torch.view_as_complex(to_float32(pair).contiguous())
 
 
-def shared_states(x: Tensor, log: Tensor, b: Tensor, c: Tensor, carry: CallContext) -> Tensor:
+def shared_states(x: Tensor, log: Tensor, b: Tensor, c: Tensor, call: CallContext) -> Tensor:
     """Run ``h_t = e^log h_{t-1} + B x_t``, ``y_t = Re(C h_t)``: one system with an input and output for every channel.
 
     ``x`` [B, T, D]; ``log`` [P], ``b`` [P, D] and ``c`` [D, P] complex. Returns y [B, T, D], float32 or float64. State: ``h`` [rows, P, 2].
     """
-    old, x = carry.get("h"), to_float32(x)
+    old, x = call.get("h"), to_float32(x)
     with no_autocast(x):
         written = torch.view_as_complex((x @ torch.view_as_real(b).transpose(1, 2).flatten(0, 1).mT).unflatten(-1, (-1, 2)))  # [B, T, P]
         decay = log.to(written.dtype)
-        if carry.valid is not None:
-            real = carry.valid[..., None]
+        if call.valid is not None:
+            real = call.valid[..., None]
             written, decay = torch.where(real, written, 0.0), torch.where(real, decay, 0.0)
         initial = None if old is None else torch.view_as_complex(old)
-        h, last = diagonal_scan(decay, written, initial_state=initial, return_state=True, cu_seqlens=carry.cu_seqlens)
-        carry.keep("h", torch.view_as_real(last))
+        h, last = diagonal_scan(decay, written, initial_state=initial, return_state=True, cu_seqlens=call.cu_seqlens)
+        call.keep("h", torch.view_as_real(last))
         return torch.view_as_real(h).flatten(-2) @ torch.view_as_real(c.conj().resolve_conj()).flatten(-2).mT
 
 

@@ -58,27 +58,27 @@ class Mamba(Mixer):
         self.D = nn.Parameter(torch.ones(self.inner))
         self.o_proj = nn.Linear(self.inner, dim, bias=False)
 
-    def select(self, x: Tensor, carry: CallContext) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def select(self, x: Tensor, call: CallContext) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Inputs of the scan: x and Δ [B, T, inner], A [inner, N], B and C [B, T, N]."""
-        x = self.conv(self.in_proj(x), carry)
+        x = self.conv(self.in_proj(x), call)
         dt, b, c = self.x_proj(x).split((self.rank, self.state_size, self.state_size), -1)
         if self.norms:
             dt, b, c = (F.rms_norm(to_float32(t), t.shape[-1:], eps=1e-6).to(x.dtype) for t in (dt, b, c))
         return x, F.softplus(to_float32(self.dt_proj(dt)) + self.dt_bias), -self.A_log.exp(), b, c
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
-        u, dt, a, b, c = self.select(x, carry)
-        if carry.valid is not None:
-            dt = torch.where(carry.valid[..., None], dt, 0.0)
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
+        u, dt, a, b, c = self.select(x, call)
+        if call.valid is not None:
+            dt = torch.where(call.valid[..., None], dt, 0.0)
         y, h = selective_scan(
             u, dt, a, b.to(u.dtype), c.to(u.dtype), to_float32(self.D),
-            initial_state=carry.get("h"), return_state=True, cu_seqlens=carry.cu_seqlens,
+            initial_state=call.get("h"), return_state=True, cu_seqlens=call.cu_seqlens,
         )  # fmt: skip
-        carry.keep("h", h)
+        call.keep("h", h)
         return self.read(y[..., None], x)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        x, dt, a, b, c = self.select(x, state)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        x, dt, a, b, c = self.select(x, call)
         skip = (x * self.D)[..., None]
         return Recurrence(c[:, :, None], b[:, :, None], (dt * x)[..., None], decay=dt[..., None] * a, scale=1.0, skip=skip)
 

@@ -49,22 +49,22 @@ class RGLRU(Mixer):
         self.recurrent_param = nn.Parameter(torch.log(torch.expm1(-radius.log())))  # softplus of it is −log radius
         self.o_proj = nn.Linear(width, dim)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        u = self.conv(self.x_proj(x), state)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        u = self.conv(self.x_proj(x), call)
         blocks = u.unflatten(-1, (self.heads, -1))  # [B, T, H, W / H]
         recur = self._gate(blocks, self.recurrent_gate_weight, self.recurrent_gate_bias)
         log = -8.0 * recur * F.softplus(self.recurrent_param)  # [B, T, W]
-        first = (state.positions == 0)[..., None]
+        first = (call.positions == 0)[..., None]
         size = torch.where(first, 1.0, _root(-torch.expm1(2 * log)))
         v = size * self._gate(blocks, self.input_gate_weight, self.input_gate_bias) * to_float32(u)
         one = v.new_ones(()).expand(*v.shape, 1)
         return Recurrence(one, one, v[..., None], decay=log, scale=1.0)
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         assert r.decay is not None
         decay = r.decay.repeat_interleave(r.v.shape[-1], -1)  # every signal of a channel has the same decay
-        h, last = diagonal_scan(decay, r.v.flatten(-2), initial_state=carry.get("h"), return_state=True, cu_seqlens=carry.cu_seqlens)
-        carry.keep("h", last)
+        h, last = diagonal_scan(decay, r.v.flatten(-2), initial_state=call.get("h"), return_state=True, cu_seqlens=call.cu_seqlens)
+        call.keep("h", last)
         return h.view_as(r.v)
 
     def attend_flops(self, r: Recurrence, past: int) -> int:

@@ -89,7 +89,7 @@ class S4(StateSpace):
         cb, cp, pb, pp = _cauchy(torch.stack([c * b, c * p, p.conj() * b, p.conj() * p], 1), eigenvalues, g, s).unbind(1)
         return torch.fft.irfft(2 * (cb - s * cp * pb / (1 + s * pp)), tokens).mT
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         return values(x, skip=x * self.D)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class S4D(StateSpace):
         log = a * self.log_dt.exp()[:, None]
         return log, torch.expm1(log) / a, 2 * as_complex(self.C)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         return values(x, skip=x * self.D)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:

@@ -51,11 +51,11 @@ class S5(Mixer):
         self.log_step = nn.Parameter(log_steps(state_size // 2, dt_min, dt_max)[:, None])
         self.gate_proj = nn.Linear(dim, dim)
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
         eigenvalues = torch.complex(self.Lambda_re.clamp(max=-1e-4), self.Lambda_im)
         log = eigenvalues * self.log_step.exp()[:, 0]
         b = (torch.expm1(log) / eigenvalues)[:, None] * as_complex(self.B)
-        y = shared_states(x, log, b, 2 * as_complex(self.C), carry)
+        y = shared_states(x, log, b, 2 * as_complex(self.C), call)
         y = F.gelu(y + to_float32(x) * self.D).to(x.dtype)
         return y * torch.sigmoid(self.gate_proj(y)).to(x.dtype)
 

@@ -65,14 +65,14 @@ class Agent(GridMixer):
         self.ah_bias, self.aw_bias = _table(1, heads, agents, height, 1), _table(1, heads, agents, 1, width)
         self.ha_bias, self.wa_bias = _table(1, heads, height, 1, agents), _table(1, heads, 1, width, agents)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, k, v = self.qkv(x).chunk(3, -1)
-        local = to_tokens(self.dwc(to_image(v, *grid_of(state))))
+        local = to_tokens(self.dwc(to_image(v, *grid_of(call))))
         q, k, v, local = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v, local))
         return Recurrence(q, k, v, skip=local)
 
-    def attend(self, r: Recurrence, carry: CallContext) -> Tensor:
-        height, width = grid_of(carry)
+    def attend(self, r: Recurrence, call: CallContext) -> Tensor:
+        height, width = grid_of(call)
         parts = F.adaptive_avg_pool2d(to_image(r.q.flatten(-2), height, width), self.side)
         agents = to_tokens(parts).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, agents, K]
         q, k, v = (t.transpose(1, 2) for t in (r.q, r.k, r.v))  # [B, H, T, K]

@@ -43,9 +43,9 @@ class CAStream(Across):
         self.heads = heads
         self.proj = nn.Linear(dim, dim)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        assert state.across is not None
-        features = state.across.tokens
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        assert call.across is not None
+        features = call.across.tokens
         q, k = (t.unflatten(-1, (self.heads, -1)) for t in (x, features))
         return Recurrence(q, k, k)
 

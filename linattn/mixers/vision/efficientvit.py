@@ -70,8 +70,8 @@ class EfficientViT(GridMixer):
         self.aggreg = nn.ModuleList(nn.Sequential(depthwise(3 * dim, s, bias=False), _heads(3 * dim, 3 * self.heads)) for s in scales)
         self.proj = Convolution(nn.Conv2d((1 + len(scales)) * dim, dim, 1, bias=False), norm=True)
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        qkv = self.qkv(to_image(x, *grid_of(state)))
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        qkv = self.qkv(to_image(x, *grid_of(call)))
         scales = torch.cat([qkv, *(neighbourhood(qkv) for neighbourhood in self.aggreg)], 1)
         q, k, v = to_tokens(scales).unflatten(-1, ((1 + len(self.aggreg)) * self.heads, 3, -1)).unbind(3)
         return Recurrence(F.relu(to_float32(q)), F.relu(to_float32(k)), v, normalize=self.eps, scale=1.0)
@@ -113,8 +113,8 @@ class MBConv(GridMixer):
         self.depth_conv = Convolution(depthwise(inner, kernel_size), activation=True)
         self.point_conv = Convolution(nn.Conv2d(inner, dim, 1, bias=False), norm=True)
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
-        return to_tokens(self.point_conv(self.depth_conv(self.inverted_conv(to_image(x, *grid_of(carry))))))
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
+        return to_tokens(self.point_conv(self.depth_conv(self.inverted_conv(to_image(x, *grid_of(call))))))
 
 
 def _heads(channels: int, groups: int) -> nn.Conv2d:

@@ -47,12 +47,12 @@ class Mobile(Mixer):
         self.heads = heads
         self.query_projection, self.key_projection, self.value_projection, self.out_projection = (nn.Linear(dim, dim) for _ in range(4))
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.query_projection, self.key_projection, self.value_projection))
         q, k = to_float32(q).sigmoid(), to_float32(k).sigmoid()
         into, out_of = 1 / _flow(q, k), 1 / _flow(k, q)  # [B, T, H, 1]
         kept, offered = _flow(q, k * out_of), _flow(k, q * into).clamp(-1, 1)
-        return Recurrence(q * into * kept.sigmoid(), k * _competition(offered, state), v, scale=1.0)
+        return Recurrence(q * into * kept.sigmoid(), k * _competition(offered, call), v, scale=1.0)
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.out_projection(o.flatten(-2))
@@ -63,10 +63,10 @@ def _flow(a: Tensor, b: Tensor) -> Tensor:
     return ((a + _EPSILON) * (b.sum(2, keepdim=True) + _EPSILON)).sum(-1, keepdim=True)
 
 
-def _competition(offered: Tensor, state: CallContext) -> Tensor:
+def _competition(offered: Tensor, call: CallContext) -> Tensor:
     """Softmax over the real tokens of [B, T, H, 1], times their number."""
-    if state.lengths is None or state.valid is None:
+    if call.lengths is None or call.valid is None:
         return offered.softmax(1) * offered.shape[1]
-    real = state.valid[..., None, None]
+    real = call.valid[..., None, None]
     share = torch.where(real, offered, NOTHING).softmax(1)
-    return torch.where(real, share, 0.0) * state.lengths[:, None, None, None]  # of a row without tokens nothing
+    return torch.where(real, share, 0.0) * call.lengths[:, None, None, None]  # of a row without tokens nothing

@@ -46,9 +46,9 @@ def sides(grid: tuple[int, int]) -> tuple[int, int]:
     return height, width
 
 
-def grid_of(state: CallContext) -> tuple[int, int]:
+def grid_of(call: CallContext) -> tuple[int, int]:
     """Height and width of the call's grid."""
-    return cast("tuple[int, int]", state.grid)
+    return cast("tuple[int, int]", call.grid)
 
 
 class ConvolvedAttention(GridMixer):
@@ -80,8 +80,8 @@ class ConvolvedAttention(GridMixer):
         """Number added to the denominator φ(q) Σ φ(k)."""
         raise NotImplementedError(f"{type(self).__name__} must implement epsilon(tokens)")
 
-    def project(self, x: Tensor, state: CallContext) -> Recurrence:
-        height, width = grid_of(state)
+    def project(self, x: Tensor, call: CallContext) -> Recurrence:
+        height, width = grid_of(call)
         q, k, v = self.qkv(x).chunk(3, -1)
         positions = to_tokens(resized(to_image(self.positional_encoding, *self.grid), height, width))
         q, k, v = (

@@ -53,6 +53,6 @@ class VAN(GridMixer):
         self.proj_1, self.proj_2 = nn.Conv2d(dim, dim, 1), nn.Conv2d(dim, dim, 1)
         self.spatial_gating_unit = LargeKernel(dim)
 
-    def mix(self, x: Tensor, carry: CallContext) -> Tensor:
-        inner = F.gelu(self.proj_1(to_image(x, *grid_of(carry))))
+    def mix(self, x: Tensor, call: CallContext) -> Tensor:
+        inner = F.gelu(self.proj_1(to_image(x, *grid_of(call))))
         return x + to_tokens(self.proj_2(self.spatial_gating_unit(inner)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -19,14 +19,27 @@ BLOCK = 128  # channels of a program, unless heads are normed
 MOST = 65535  # most rows, CUDA's limit of a grid's second dimension
 
 
+class Shape(NamedTuple):
+    """Constants of a step."""
+
+    D: int  # channels
+    S: int  # tokens of the state
+    W: int  # taps
+    DB: int  # channels of a program
+    NORMED: int  # channels in heads of DB that are divided by their lengths
+    ACTIVATION: bool
+    OVERLAPPED: bool
+
+
 @triton.jit
-def step_kernel(
-    x, state, weight, bias, y, x_row, state_row, state_slot, state_channel, eps,
-    D: tl.constexpr, S: tl.constexpr, W: tl.constexpr, DB: tl.constexpr, NORMED: tl.constexpr, ACTIVATION: tl.constexpr,
-    OVERLAPPED: tl.constexpr,
-):  # fmt: skip
-    """The first NORMED channels are in heads of DB, which are normalised to length 1. Tensors other than x are read first."""
-    if OVERLAPPED:
+def step_kernel(x, state, weight, bias, y, x_row, state_row, state_slot, state_channel, eps, shape: tl.constexpr):
+    """Tensors other than x are read first."""
+    D: tl.constexpr = shape.D
+    S: tl.constexpr = shape.S
+    W: tl.constexpr = shape.W
+    DB: tl.constexpr = shape.DB
+    NORMED: tl.constexpr = shape.NORMED
+    if shape.OVERLAPPED:
         tl.extra.cuda.gdc_launch_dependents()
     row, d = tl.program_id(1).to(tl.int64), tl.program_id(0) * DB + tl.arange(0, DB)
     there = d < D
@@ -41,12 +54,12 @@ def step_kernel(
         if i > 0:
             tl.store(place + (i - 1) * state_slot, past, mask=there)
     last = tl.load(weight + d * W + W - 1, mask=there, other=0.0).to(tl.float32)
-    if OVERLAPPED:
+    if shape.OVERLAPPED:
         tl.extra.cuda.gdc_wait()
     new = tl.load(x + row * x_row + d, mask=there, other=0.0)
     tl.store(place + (S - 1) * state_slot, new.to(state.dtype.element_ty), mask=there)
     out = total + last * new.to(tl.float32)
-    if ACTIVATION:
+    if shape.ACTIVATION:
         out = out / (1.0 + _exp2(-out * LOG2E))
     if NORMED > 0:
         length = tl.sqrt_rn(tl.sum(tl.where(there, out * out, 0.0), 0) + eps)
@@ -98,7 +111,6 @@ def _step(
     options: dict[str, Any] = {"launch_pdl": True} if overlapped else {}
     recorder.launch(
         step_kernel, (triton.cdiv(width, DB), rows, 1), (x, state, weight, bias, y), (x.stride(0), *state.stride(), eps),
-        D=width, S=slots, W=weight.shape[2], DB=DB, NORMED=normed, ACTIVATION=activation, OVERLAPPED=overlapped,
-        num_warps=1 if DB <= 128 else 4, **options,
+        shape=Shape(width, slots, weight.shape[2], DB, normed, activation, overlapped), num_warps=1 if DB <= 128 else 4, **options,
     )  # fmt: skip
     return (y,)

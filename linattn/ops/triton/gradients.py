@@ -15,6 +15,8 @@ exceeds the range of float32.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -34,6 +36,51 @@ from linattn.ops.triton.tiles import (
     weight,
     whole,
 )
+
+
+class Shape(NamedTuple):
+    """Constants."""
+
+    K: Any
+    V: Any
+    C: Any
+    BK: Any
+    BV: Any
+    DECAY: Any
+    RULE: Any
+    BEFORE: Any
+    BITS: Any
+    PRECISION: Any
+    kind: Any
+    DDECAY: Any
+
+
+@triton.constexpr_function
+def _shape(*constants: Any) -> Shape:
+    return Shape(*constants)
+
+
+class Chunk(NamedTuple):
+    """A chunk in a block of channels."""
+
+    rows: Any  # 0 to C - 1
+    time: Any  # its tokens
+    valid: Any
+    channels: Any
+    inside: Any
+    steps: Any  # decay of each token in binary orders
+    total: Any  # their sums, with a decay per head
+    x: Any  # binary orders from the middle, with a decay per channel
+    decay_at: Any
+
+
+class Role(NamedTuple):
+    """Cotangents and vectors of a kind of query or key, and their strides of time."""
+
+    cotangent: Any  # of a key: its values
+    cotangent_token: Any
+    vector: Any
+    vector_token: Any
 
 
 @triton.jit
@@ -59,41 +106,49 @@ def factor(x, decay_at, inside, READS: tl.constexpr, BEFORE: tl.constexpr):
 
 
 @triton.jit
-def other_side(
-    g, of, x, steps, total, reader, decay_at, channels, inside, time, rows, scale,
-    DECAY: tl.constexpr, READS: tl.constexpr, APART: tl.constexpr, BITS: tl.constexpr, kind: tl.constexpr,
-):  # fmt: skip
+def other_side(g, of, reader, scale, chunk, shape: tl.constexpr, READS: tl.constexpr, APART: tl.constexpr):
     """Load the other side of the products of a kind of query (``READS``) or key: weights [C, C], and vectors, unscaled and scaled.
 
     ``reader`` are the decays before queries; queries that are ``APART`` read before their own token's decay.
     """
-    i = rows[:, None]
-    t = rows[None, :]
-    raw = of_tokens(of[2], time, of[3], channels, inside).to(kind)
+    BITS: tl.constexpr = shape.BITS
+    kind: tl.constexpr = shape.kind
+    i = chunk.rows[:, None]
+    t = chunk.rows[None, :]
+    raw = of_tokens(of.vector, chunk.time, of.vector_token, chunk.channels, chunk.inside).to(kind)
     vectors = raw
-    if DECAY == CHANNEL:
-        vectors = (raw * factor(x, decay_at, inside, not READS, APART and not READS)).to(kind)
-    if DECAY == HEAD:
-        between = reader[:, None] - total[None, :] if READS else reader[None, :] - total[:, None]
+    if shape.DECAY == CHANNEL:
+        vectors = (raw * factor(chunk.x, chunk.decay_at, chunk.inside, not READS, APART and not READS)).to(kind)
+    if shape.DECAY == HEAD:
+        between = reader[:, None] - chunk.total[None, :] if READS else reader[None, :] - chunk.total[:, None]
         g *= weight(between, BITS)
     return tl.where(i > t if READS else i < t, g * scale, 0.0).to(kind), raw, vectors
 
 
 @triton.jit
 def role(
-    mine, one, two, state, x, edge, steps, total, decay_at, channels, inside, time, valid, rows, scale, scale_one, scale_two,
-    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr,
+    mine, one, two, scales, state, edge, chunk, shape: tl.constexpr,
     READS: tl.constexpr, TWO: tl.constexpr, BEFORE: tl.constexpr, APART_ONE: tl.constexpr, APART_TWO: tl.constexpr,
-    BITS: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one kind of query (``READS``) or key [C, BK], its two parts of the decay's gradient, and a token's product with itself.
 
-    A kind has cotangents (for a key, values) and vectors, each with its stride of time: ``mine`` is multiplied with ``one`` and, if
-    ``TWO``, ``two``, and with ``state``, that before the chunk (the cotangent of that after it), which ``edge`` brings to the middle.
+    ``mine`` is multiplied with ``one`` and, if ``TWO``, ``two``, and with ``state``, that before the chunk (the cotangent of that after
+    it), which ``edge`` brings to the middle; ``scales`` are those of the state, of ``one`` and of ``two``.
     Queries may read ``BEFORE`` their token's decay. Then neighbours have no decay between them (``APART``) and are added separately,
     so that the decay's gradient contains no rounding error of theirs. Both ends of a pair are rounded equally here and on its other
     side, because their shared part must cancel in the decay's gradient.
     """
+    K: tl.constexpr = shape.K
+    V: tl.constexpr = shape.V
+    C: tl.constexpr = shape.C
+    BK: tl.constexpr = shape.BK
+    BV: tl.constexpr = shape.BV
+    DECAY: tl.constexpr = shape.DECAY
+    BITS: tl.constexpr = shape.BITS
+    PRECISION: tl.constexpr = shape.PRECISION
+    kind: tl.constexpr = shape.kind
+    rows, time, valid, channels, inside, steps, total, x, decay_at = chunk
+    scale, scale_one, scale_two = scales
     i = rows[:, None]
     t = rows[None, :]
     d = tl.zeros([C, BK], tl.float32)
@@ -103,20 +158,22 @@ def role(
         columns = block + tl.arange(0, BV)
         there = (channels < K)[:, None] & (columns < V)[None, :]
         s = tl.load(state + channels[:, None] * V + columns[None, :], mask=there, other=0.0)
-        o = rows_of(mine[0], time, mine[1], V, block, valid, BV, kind)
+        o = rows_of(mine.cotangent, time, mine.cotangent_token, V, block, valid, BV, kind)
         d = tl.dot(o, tl.trans(s), d, input_precision=PRECISION)
-        g_one = tl.dot(o, tl.trans(rows_of(one[0], time, one[1], V, block, valid, BV, kind)), g_one, input_precision=PRECISION)
+        g_one = tl.dot(
+            o, tl.trans(rows_of(one.cotangent, time, one.cotangent_token, V, block, valid, BV, kind)), g_one, input_precision=PRECISION
+        )
         if TWO:
-            g_two = tl.dot(o, tl.trans(rows_of(two[0], time, two[1], V, block, valid, BV, kind)), g_two, input_precision=PRECISION)
+            g_two = tl.dot(
+                o, tl.trans(rows_of(two.cotangent, time, two.cotangent_token, V, block, valid, BV, kind)), g_two, input_precision=PRECISION
+            )
     same_one = tl.sum(tl.where(i == t, g_one, 0.0), 1)
     same_two = tl.sum(tl.where(i == t, g_two, 0.0), 1)
 
     reader_one = total - steps if (BEFORE if READS else APART_ONE) else total
     reader_two = total - steps if (BEFORE if READS else APART_TWO) else total
-    low_one, raw_one, vectors_one = other_side(
-        g_one, one, x, steps, total, reader_one, decay_at, channels, inside, time, rows, scale_one, DECAY, READS, APART_ONE, BITS, kind
-    )
-    vector = of_tokens(mine[2], time, mine[3], channels, inside).to(kind)
+    low_one, raw_one, vectors_one = other_side(g_one, one, reader_one, scale_one, chunk, shape, READS, APART_ONE)
+    vector = of_tokens(mine.vector, time, mine.vector_token, channels, inside).to(kind)
     scaled = vector
     d *= scale
     if DECAY == CHANNEL:
@@ -132,9 +189,7 @@ def role(
         low_one = tl.where(neighbours, 0.0, low_one).to(kind)
     part = tl.dot(low_one, vectors_one, input_precision=PRECISION)
     if TWO:
-        low_two, raw_two, vectors_two = other_side(
-            g_two, two, x, steps, total, reader_two, decay_at, channels, inside, time, rows, scale_two, DECAY, READS, APART_TWO, BITS, kind
-        )
+        low_two, raw_two, vectors_two = other_side(g_two, two, reader_two, scale_two, chunk, shape, READS, APART_TWO)
         if APART_TWO:
             d = tl.dot(tl.where(neighbours, low_two, 0.0).to(kind), raw_two, d, input_precision=PRECISION)
             low_two = tl.where(neighbours, 0.0, low_two).to(kind)
@@ -173,12 +228,19 @@ def summed(a, rows, LATER: tl.constexpr, OWN: tl.constexpr, DECAY: tl.constexpr,
 
 
 @triton.jit
-def of_block(
-    slot, head, first_channel, first, last, steps, x, tensors, strides, heads, group, scale,
-    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr, RULE: tl.constexpr,
-    BEFORE: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr, DDECAY: tl.constexpr,
-):  # fmt: skip
+def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides, heads, group, scale, shape: tl.constexpr):
     """Store the gradients of a chunk in a block of channels; returns that of a decay per head [C], summed over the channels."""
+    K: tl.constexpr = shape.K
+    V: tl.constexpr = shape.V
+    C: tl.constexpr = shape.C
+    BK: tl.constexpr = shape.BK
+    BV: tl.constexpr = shape.BV
+    DECAY: tl.constexpr = shape.DECAY
+    RULE: tl.constexpr = shape.RULE
+    BEFORE: tl.constexpr = shape.BEFORE
+    BITS: tl.constexpr = shape.BITS
+    kind: tl.constexpr = shape.kind
+    DDECAY: tl.constexpr = shape.DDECAY
     q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus = tensors
     q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head = strides[:10]
     decay_token, decay_head, beta_token, beta_head, do_token, do_head = strides[10:]
@@ -193,16 +255,16 @@ def of_block(
     states += place * K * V
     dstates += place * K * V
     keys = k + (head // group) * k_head
-    of_q = (do + head * do_head, do_token, q + (head // group) * q_head, q_token)
-    of_k = (v + head * v_head, v_token, keys, k_token)
+    of_q = Role(do + head * do_head, do_token, q + (head // group) * q_head, q_token)
+    of_k = Role(v + head * v_head, v_token, keys, k_token)
     of_r = of_q
     of_w = of_k
     if RULE == DELTA:
-        of_k = (values + head * V, row, keys, k_token)
-        of_r = (de + head * V, row, keys, k_token)
+        of_k = Role(values + head * V, row, keys, k_token)
+        of_r = Role(de + head * V, row, keys, k_token)
     if RULE == ERASE:
-        of_r = (de + head * V, row, read + head * read_head, read_token)
-        of_w = (values + head * V, row, write + head * write_head, write_token)
+        of_r = Role(de + head * V, row, read + head * read_head, read_token)
+        of_w = Role(values + head * V, row, write + head * write_head, write_token)
     total = steps
     half = tl.zeros([BK], tl.float32)
     rest = half
@@ -218,31 +280,31 @@ def of_block(
         rest = tl.exp2(after)
         faded = tl.exp2(before + after)
     sign: tl.constexpr = -1.0 if RULE == DELTA else 1.0
+    chunk = Chunk(rows, time, valid, channels, inside, steps, total, x, decay_at)
 
     dqb, outside, within, own, own_w = role(
-        of_q, of_k, of_w, states, x, half, steps, total, decay_at, channels, inside, time, valid, rows, scale, scale, scale,
-        K, V, C, BK, BV, DECAY, True, RULE == ERASE, BEFORE, BEFORE, False, BITS, PRECISION, kind,
-    )  # fmt: skip
+        of_q, of_k, of_w, (scale, scale, scale), states, half, chunk, shape, True, RULE == ERASE, BEFORE, BEFORE, False
+    )
     own = own[:, None] * scale
     kb = of_tokens(keys, time, k_token, channels, inside).to(tl.float32)
     if BEFORE:
         u = tl.load(bonus + head * K + channels, mask=channels < K, other=0.0).to(tl.float32)[None, :]
-        qb = of_tokens(of_q[2], time, q_token, channels, inside).to(tl.float32)
+        qb = of_tokens(of_q.vector, time, q_token, channels, inside).to(tl.float32)
         tl.store(dbonus + place * K + channels, tl.sum(own * qb * kb, 0), mask=channels < K)
         dqb += own * u * kb
     else:
         dqb += own * kb
     if RULE == ERASE:
         own_w = own_w[:, None] * scale
-        dqb += own_w * of_tokens(of_w[2], time, write_token, channels, inside).to(tl.float32)
+        dqb += own_w * of_tokens(of_w.vector, time, write_token, channels, inside).to(tl.float32)
     tl.store(dq + at, dqb.to(dq.dtype.element_ty), mask=inside)
     if DDECAY:
         dd = summed(outside + within, rows, True, not BEFORE, DECAY, kind)
 
     if RULE != PLAIN:
         drb, outside, within, strength, _ = role(
-            of_r, of_k, of_w, states, x, half, steps, total, decay_at, channels, inside, time, valid, rows, sign, sign, sign,
-            K, V, C, BK, BV, DECAY, True, RULE == ERASE, RULE == ERASE, RULE == ERASE, RULE == ERASE, BITS, PRECISION, kind,
+            of_r, of_k, of_w, (sign, sign, sign), states, half, chunk, shape,
+            True, RULE == ERASE, RULE == ERASE, RULE == ERASE, RULE == ERASE,
         )  # fmt: skip
         if DDECAY:
             dd += summed(outside + within, rows, True, RULE != ERASE, DECAY, kind)
@@ -253,10 +315,9 @@ def of_block(
             tl.store(dbeta + time * heads + head, strength / (b * b), mask=valid)
 
     dkb, send, within, _, _ = role(
-        of_k, of_q, of_r, dstates, x, rest, steps, total, decay_at, channels, inside, time, valid, rows, 1.0, scale, sign,
-        K, V, C, BK, BV, DECAY, False, RULE != PLAIN, False, BEFORE, RULE == ERASE, BITS, PRECISION, kind,
-    )  # fmt: skip
-    qb = of_tokens(of_q[2], time, q_token, channels, inside).to(tl.float32)
+        of_k, of_q, of_r, (1.0, scale, sign), dstates, rest, chunk, shape, False, RULE != PLAIN, False, BEFORE, RULE == ERASE
+    )
+    qb = of_tokens(of_q.vector, time, q_token, channels, inside).to(tl.float32)
     if BEFORE:
         dkb += own * u * qb
     else:
@@ -268,11 +329,8 @@ def of_block(
         dd += summed(send, rows, False, False, DECAY, kind) - summed(within, rows, True, True, DECAY, kind)
 
     if RULE == ERASE:
-        dwb, send, within, _, _ = role(
-            of_w, of_q, of_r, dstates, x, rest, steps, total, decay_at, channels, inside, time, valid, rows, 1.0, scale, 1.0,
-            K, V, C, BK, BV, DECAY, False, True, False, False, True, BITS, PRECISION, kind,
-        )  # fmt: skip
-        qb = of_tokens(of_q[2], time, q_token, channels, inside).to(tl.float32)
+        dwb, send, within, _, _ = role(of_w, of_q, of_r, (1.0, scale, 1.0), dstates, rest, chunk, shape, False, True, False, False, True)
+        qb = of_tokens(of_q.vector, time, q_token, channels, inside).to(tl.float32)
         dwb += own_w * qb
         tl.store(dwrite + at, dwb.to(dwrite.dtype.element_ty), mask=inside)
         if DDECAY:
@@ -311,6 +369,7 @@ def gradients(
 
     With a decay per channel ``done`` [chunks, H, units of channels] marks the blocks computed here; unsettled.py computes the others.
     """
+    shape: tl.constexpr = _shape(K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY)
     tensors = (q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus)
     strides = (
         q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head,
@@ -347,16 +406,10 @@ def gradients(
     if DECAY == HEAD and DDECAY:
         dd = tl.zeros([C], tl.float32)
         for first_channel in range(0, K, BK):
-            dd += of_block(
-                slot, head, first_channel, first, last, steps, x, tensors, strides, heads, group, scale,
-                K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY,
-            )  # fmt: skip
+            dd += of_block(slot, head, first_channel, first, last, steps, x, tensors, strides, heads, group, scale, shape)
         tl.store(ddecay + time * heads + head, dd.to(ddecay.dtype.element_ty), mask=valid)
     else:
-        of_block(
-            slot, head, column * BK, first, last, steps, x, tensors, strides, heads, group, scale,
-            K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY,
-        )  # fmt: skip
+        of_block(slot, head, column * BK, first, last, steps, x, tensors, strides, heads, group, scale, shape)
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -8,9 +8,8 @@ multiplied in tiles, whose channels several programs may share.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import asdict
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -30,6 +29,39 @@ BYTES, EACH = 32 << 10, 256  # bytes of rows per program and per thread; fewer t
 REGISTERS = 96  # registers of a thread without a norm, so that two launches fit on a multiprocessor
 MAPS = 8
 PROGRAMS = 128  # about one for each multiprocessor of the largest devices
+
+
+class Vector(NamedTuple):
+    """Constants of :func:`vector_kernel`."""
+
+    SIZES: tuple[int, ...]  # rows of the matrices
+    K: int
+    BK: int  # K rounded up to a power of two
+    BN: int  # rows of a program
+    SIZE: int  # channels of a head of the norm; 0: no norm
+    WEIGHTS: int  # weights of the norm
+    BIASED: tuple[bool, ...]
+    FINISH: tuple[int | float, ...]
+    GATED: bool
+    OVERLAPPED: bool
+
+
+class Tile(NamedTuple):
+    """Constants of :func:`tile_kernel`."""
+
+    SIZES: tuple[int, ...]
+    K: int
+    BM: int  # vectors, rows and channels of a tile
+    BN: int
+    BK: int
+    SPLIT: int  # programs of a tile
+    CHANNELS: int  # channels of a program
+    LINES: int  # lines of the cache with a row's channels
+    BIASED: tuple[bool, ...]
+    FINISH: tuple[int | float, ...]
+    GATED: bool
+    PRECISION: str
+    OVERLAPPED: bool
 
 
 @triton.jit
@@ -145,15 +177,19 @@ def _store(y, wide, place, there, out, constants, index, n, in_n, FINISH: tl.con
 
 
 @triton.jit
-def vector_kernel(
-    x, matrices, biases, constants, norm, gate, residual, y, wide, eps,
-    SIZES: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, SIZE: tl.constexpr, WEIGHTS: tl.constexpr,
-    BIASED: tl.constexpr, FINISH: tl.constexpr, GATED: tl.constexpr, OVERLAPPED: tl.constexpr,
-):  # fmt: skip
+def vector_kernel(x, matrices, biases, constants, norm, gate, residual, y, wide, eps, shape: tl.constexpr):
     """Results are stored end to end in y, or, if FINISH has steps for them, at the same places of ``wide``.
 
     With GATED there are two matrices of one size and one result.
     """
+    SIZES: tl.constexpr = shape.SIZES
+    K: tl.constexpr = shape.K
+    BK: tl.constexpr = shape.BK
+    BN: tl.constexpr = shape.BN
+    BIASED: tl.constexpr = shape.BIASED
+    FINISH: tl.constexpr = shape.FINISH
+    GATED: tl.constexpr = shape.GATED
+    OVERLAPPED: tl.constexpr = shape.OVERLAPPED
     if OVERLAPPED:
         tl.extra.cuda.gdc_launch_dependents()
     index, matrix, N, before, first = _place(matrices, tl.program_id(0), SIZES, BN)
@@ -164,12 +200,12 @@ def vector_kernel(
         others = _rows(matrices[1], n, k, in_n, K, BK)
         other_bias = _bias(biases, 1, n, in_n, BN, BIASED)
     bias = _bias(biases, index, n, in_n, BN, BIASED)
-    weight = None if norm is None else _norm(norm, k, K, WEIGHTS)
+    weight = None if norm is None else _norm(norm, k, K, shape.WEIGHTS)
     if OVERLAPPED:
         tl.extra.cuda.gdc_wait()
     if residual is not None:  # loaded with x, not after the sums over x
         added = tl.load(residual + n, mask=in_n, other=0.0).to(tl.float32)
-    a, factor = _prepared(x, weight, gate, k, K, BK, SIZE, eps)
+    a, factor = _prepared(x, weight, gate, k, K, BK, shape.SIZE, eps)
     out = tl.sum(rows.to(tl.float32) * a[None, :], 1) * factor + bias
     if GATED:
         out = _silu(out) * (tl.sum(others.to(tl.float32) * a[None, :], 1) * factor + other_bias)
@@ -198,26 +234,33 @@ def _summed(out, part, SPLIT: tl.constexpr, STRIDE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["M"])
-def tile_kernel(
-    x, matrices, biases, constants, residual, y, wide, parts, counters, M,
-    SIZES: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
-    CHANNELS: tl.constexpr, LINES: tl.constexpr, BIASED: tl.constexpr, FINISH: tl.constexpr, GATED: tl.constexpr,
-    PRECISION: tl.constexpr, OVERLAPPED: tl.constexpr,
-):  # fmt: skip
+def tile_kernel(x, matrices, biases, constants, residual, y, wide, parts, counters, M, shape: tl.constexpr):
     """Compute the same for M vectors without a norm; each result is a dense [M, N]. A program has CHANNELS of a tile, a multiple of BK.
 
     Each of the SPLIT programs of a tile stores its sums in ``parts``. The last one by the counter adds them in a fixed order, whichever
     program it is, and resets the counter. Nothing is counted or stored before the previous launches have ended.
     """
+    SIZES: tl.constexpr = shape.SIZES
+    K: tl.constexpr = shape.K
+    BM: tl.constexpr = shape.BM
+    BN: tl.constexpr = shape.BN
+    BK: tl.constexpr = shape.BK
+    SPLIT: tl.constexpr = shape.SPLIT
+    CHANNELS: tl.constexpr = shape.CHANNELS
+    BIASED: tl.constexpr = shape.BIASED
+    FINISH: tl.constexpr = shape.FINISH
+    GATED: tl.constexpr = shape.GATED
+    PRECISION: tl.constexpr = shape.PRECISION
+    OVERLAPPED: tl.constexpr = shape.OVERLAPPED
     if OVERLAPPED:
         tl.extra.cuda.gdc_launch_dependents()
     index, matrix, N, before, first = _place(matrices, tl.program_id(1), SIZES, BN)
     begin = tl.program_id(2) * CHANNELS
     if OVERLAPPED:
         if tl.program_id(0) == 0:
-            _ask(matrix, first, N, begin, K, BN, CHANNELS, LINES)
+            _ask(matrix, first, N, begin, K, BN, CHANNELS, shape.LINES)
             if GATED:
-                _ask(matrices[1], first, N, begin, K, BN, CHANNELS, LINES)
+                _ask(matrices[1], first, N, begin, K, BN, CHANNELS, shape.LINES)
         tl.extra.cuda.gdc_wait()
     n, m = first + tl.arange(0, BN), tl.program_id(0) * BM + tl.arange(0, BM)
     in_n, in_m = n < N, m < M
@@ -296,13 +339,13 @@ def linears(
         x, weight, size, gate = normed(x, Norm(weight, eps, size, gate), overlapped), None, 0, None
     addresses = tuple(weights[0] if b is None else b for b in biases)  # kernels accept no tuples of None
     tensors = (x, tuple(map(dense, weights)), addresses, constants or (x,))
-    shared = launch.FUSED | {"SIZES": sizes, "K": K, "BIASED": biased, "FINISH": steps, "GATED": gated, "OVERLAPPED": overlapped}
-    shared |= {"launch_pdl": True} if overlapped else {}
+    shared = {"SIZES": sizes, "K": K, "BIASED": biased, "FINISH": steps, "GATED": gated, "OVERLAPPED": overlapped}
+    launched: dict[str, Any] = launch.FUSED | ({"launch_pdl": True} if overlapped else {})
     with launch.on_device(x.device):
         if vectors == 1:
-            _of_vector((*tensors, weight, gate, residual, y, wide), eps, SIZE=size, **shared)
+            _of_vector((*tensors, weight, gate, residual, y, wide), eps, launched, SIZE=size, **shared)
         else:
-            _of_tiles((*tensors, residual, y, wide), vectors, counters, **shared)
+            _of_tiles((*tensors, residual, y, wide), vectors, counters, launched, **shared)
     ends = [wide if wide is not None and i < len(finish) and finish[i] else y for i in range(len(sizes))]
     pieces = [end.split([vectors * n for n in sizes])[i] for i, end in enumerate(ends)]
     return [piece.view(*x.shape[:-1], n) for piece, n in zip(pieces, sizes, strict=True)]
@@ -331,7 +374,7 @@ def numbered(finish: Finish) -> tuple[tuple[int | float, ...], tuple[Tensor, ...
     return tuple(steps), tuple(constants)
 
 
-def _of_vector(tensors: tuple, eps: float, **shared: Any) -> None:
+def _of_vector(tensors: tuple, eps: float, launched: dict[str, Any], **shared: Any) -> None:
     x, norm = tensors[0], tensors[4]
     sizes, BK, matrices = shared["SIZES"], triton.next_power_of_2(shared["K"]), 2 if shared["GATED"] else 1
     row = BK * x.element_size() * matrices
@@ -339,11 +382,11 @@ def _of_vector(tensors: tuple, eps: float, **shared: Any) -> None:
     while BN > 1 and sum(triton.cdiv(n, BN) for n in sizes) < PROGRAMS:
         BN //= 2
     options = {"num_warps": min(max(BN * row // (32 * EACH), 1), 8), **({} if shared["SIZE"] else {"maxnreg": REGISTERS})}
-    constants = {"BK": BK, "BN": BN, "WEIGHTS": 1 if norm is None else norm.numel(), **options, **shared}
-    fitting.launch(vector_kernel, (sum(triton.cdiv(n, BN) for n in sizes), 1, 1), (*tensors, eps), constants)
+    shape = Vector(BK=BK, BN=BN, WEIGHTS=1 if norm is None else norm.numel(), **shared)
+    fitting.launch(vector_kernel, (sum(triton.cdiv(n, BN) for n in sizes), 1, 1), (*tensors, eps), {"shape": shape, **options, **launched})
 
 
-def _of_tiles(tensors: tuple, vectors: int, counters: Tensor | None, **shared: Any) -> None:
+def _of_tiles(tensors: tuple, vectors: int, counters: Tensor | None, launched: dict[str, Any], **shared: Any) -> None:
     x, K, gated = tensors[0], shared["K"], shared["GATED"]
     countable = 0 if counters is None else counters.numel()
     tiles = linear_tiles.choose(vectors, K, shared["SIZES"], x.element_size(), gated=gated, counters=countable)
@@ -354,5 +397,6 @@ def _of_tiles(tensors: tuple, vectors: int, counters: Tensor | None, **shared: A
     channels = triton.cdiv(K, tiles.BK * tiles.SPLIT) * tiles.BK
     lines = triton.next_power_of_2(triton.cdiv(channels * x.element_size(), 128))
     precision = "ieee" if x.dtype == torch.float32 else "tf32"
-    constants = {"CHANNELS": channels, "LINES": lines, "PRECISION": precision, **asdict(tiles), **shared}
-    fitting.launch(tile_kernel, grid, (*tensors, parts, counters, vectors), constants)
+    own = {"BM": tiles.BM, "BN": tiles.BN, "BK": tiles.BK, "SPLIT": tiles.SPLIT, "CHANNELS": channels, "LINES": lines}
+    options = {"shape": Tile(PRECISION=precision, **own, **shared), "num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+    fitting.launch(tile_kernel, grid, (*tensors, parts, counters, vectors), options | launched)

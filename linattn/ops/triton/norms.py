@@ -7,7 +7,7 @@ the rows of a program and then over programs, in an order that depends on shapes
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -24,15 +24,26 @@ NUMBERS = 2048  # elements of a tile
 TILES = 8  # tiles of a program in backward
 
 
+class Shape(NamedTuple):
+    """Constants of a kernel."""
+
+    H: int
+    V: int
+    RB: int  # rows of a tile
+    VB: int  # channels of a tile
+    EACH: bool  # each head has a weight of its own, and a program has one head
+    MEAN: bool  # the sum is divided by V
+
+
 @triton.jit
-def _rows(tile, M, H: tl.constexpr, V: tl.constexpr, RB: tl.constexpr, VB: tl.constexpr, EACH: tl.constexpr):
-    """Indices of M and H for each row of a tile, as columns, its channels, and the mask. With EACH a program has one head."""
-    row, v = (tile * RB + tl.arange(0, RB))[:, None], tl.arange(0, VB)[None, :]
-    m, h = row // H, row % H
-    if EACH:
+def _rows(tile, M, shape: tl.constexpr):
+    """Indices of M and H for each row of a tile, as columns, its channels, and the mask."""
+    row, v = (tile * shape.RB + tl.arange(0, shape.RB))[:, None], tl.arange(0, shape.VB)[None, :]
+    m, h = row // shape.H, row % shape.H
+    if shape.EACH:
         m, h = row, tl.program_id(1) + row * 0
     there = m < M
-    return m.to(tl.int64), h, v, there if V == VB else there & (v < V)
+    return m.to(tl.int64), h, v, there if shape.V == shape.VB else there & (v < shape.V)
 
 
 @triton.jit
@@ -41,30 +52,28 @@ def _numbers(t, m, h, v, there, t_m, t_h):
 
 
 @triton.jit
-def _scaled(x, real, eps, V: tl.constexpr, MEAN: tl.constexpr):
+def _scaled(x, real, eps, shape: tl.constexpr):
     """``x`` divided by its length, and the inverse of the length; rows that are not ``real`` have length 1, because eps may be 0."""
     total = tl.sum(x * x, 1)[:, None]
-    if MEAN:
-        total = total / V
+    if shape.MEAN:
+        total = total / shape.V
     inverse = 1.0 / tl.sqrt_rn(tl.where(real, total + eps, 1.0))
     return x * inverse, inverse
 
 
 @triton.jit(do_not_specialize=["M"])
-def forward_kernel(
-    x, weight, gate, y, M, x_m, x_h, g_m, g_h, eps,
-    H: tl.constexpr, V: tl.constexpr, RB: tl.constexpr, VB: tl.constexpr, EACH: tl.constexpr, MEAN: tl.constexpr,
-    OVERLAPPED: tl.constexpr,
-):  # fmt: skip
+def forward_kernel(x, weight, gate, y, M, x_m, x_h, g_m, g_h, eps, shape: tl.constexpr, OVERLAPPED: tl.constexpr):
     """OVERLAPPED: the weight is read while the previous launch may still run, and the next launch may start at once."""
+    H: tl.constexpr = shape.H
+    V: tl.constexpr = shape.V
     if OVERLAPPED:
         tl.extra.cuda.gdc_launch_dependents()
-    m, h, v, there = _rows(tl.program_id(0), M, H, V, RB, VB, EACH)
+    m, h, v, there = _rows(tl.program_id(0), M, shape)
     if weight is not None:
-        scale = tl.load(weight + (h * V + v if EACH else v), mask=v < V, other=0.0).to(tl.float32)
+        scale = tl.load(weight + (h * V + v if shape.EACH else v), mask=v < V, other=0.0).to(tl.float32)
     if OVERLAPPED:
         tl.extra.cuda.gdc_wait()
-    normed, _ = _scaled(_numbers(x, m, h, v, there, x_m, x_h), m < M, eps, V, MEAN)
+    normed, _ = _scaled(_numbers(x, m, h, v, there, x_m, x_h), m < M, eps, shape)
     if weight is not None:
         normed *= scale
     if gate is not None:
@@ -75,18 +84,20 @@ def forward_kernel(
 
 @triton.jit(do_not_specialize=["M"])
 def backward_kernel(
-    x, weight, gate, d_y, d_x, d_gate, parts, M, x_m, x_h, g_m, g_h, y_m, y_h, eps,
-    H: tl.constexpr, V: tl.constexpr, RB: tl.constexpr, VB: tl.constexpr, EACH: tl.constexpr, MEAN: tl.constexpr, TILES: tl.constexpr,
+    x, weight, gate, d_y, d_x, d_gate, parts, M, x_m, x_h, g_m, g_h, y_m, y_h, eps, shape: tl.constexpr, TILES: tl.constexpr
 ):  # fmt: skip
     """``parts`` [programs, heads with EACH, else 1, V]: the weight's gradient."""
+    H: tl.constexpr = shape.H
+    V: tl.constexpr = shape.V
+    VB: tl.constexpr = shape.VB
     total = tl.zeros([VB], tl.float32)
     for i in range(TILES):
-        m, h, v, there = _rows(tl.program_id(0) * TILES + i, M, H, V, RB, VB, EACH)
-        normed, inverse = _scaled(_numbers(x, m, h, v, there, x_m, x_h), m < M, eps, V, MEAN)
+        m, h, v, there = _rows(tl.program_id(0) * TILES + i, M, shape)
+        normed, inverse = _scaled(_numbers(x, m, h, v, there, x_m, x_h), m < M, eps, shape)
         dy = _numbers(d_y, m, h, v, there, y_m, y_h)
         scale = tl.full([1, 1], 1.0, tl.float32)
         if weight is not None:
-            scale = tl.load(weight + (h * V + v if EACH else v), mask=v < V, other=0.0).to(tl.float32)
+            scale = tl.load(weight + (h * V + v if shape.EACH else v), mask=v < V, other=0.0).to(tl.float32)
         if gate is not None:
             g = _numbers(gate, m, h, v, there, g_m, g_h)
             s = 1.0 / (1.0 + _exp2(-g * LOG2E))
@@ -97,7 +108,7 @@ def backward_kernel(
             total += tl.sum(dy * normed, 0)
         dy *= scale
         along = tl.sum(dy * normed, 1)[:, None]
-        if MEAN:
+        if shape.MEAN:
             along = along / V
         of_x = inverse * (dy - normed * along)
         tl.store(d_x + (m * H + h) * V + v, of_x.to(d_x.dtype.element_ty), mask=there)
@@ -166,7 +177,7 @@ def _forward(
     y = recorder.empty(*x.shape, dtype=dtype)
     numbers = (*_strides(x), *((0, 0) if gate is None else _strides(gate)), eps)
     overlap = {"OVERLAPPED": overlapped, **({"launch_pdl": True} if overlapped else {})}
-    _launch(recorder, forward_kernel, 1, x, weight, (x, weight, gate, y), numbers, MEAN=mean, **overlap)
+    _launch(recorder, forward_kernel, 1, x, weight, mean, (x, weight, gate, y), numbers, **overlap)
     return (y,)
 
 
@@ -182,7 +193,7 @@ def _backward(
         parts = recorder.empty(rows, *weight.shape, dtype=torch.float32)
     numbers = (*_strides(x), *((0, 0) if gate is None else _strides(gate)), *_strides(d_y), eps)
     tensors = (x, weight, gate, d_y, d_x, d_gate, parts)
-    _launch(recorder, backward_kernel, TILES, x, weight, tensors, numbers, MEAN=mean, TILES=TILES)
+    _launch(recorder, backward_kernel, TILES, x, weight, mean, tensors, numbers, TILES=TILES)
     return d_x, d_gate, parts
 
 
@@ -205,6 +216,7 @@ def _launch(
     tiles: int,
     x: Tensor,
     weight: Tensor | None,
+    mean: bool,
     tensors: launch.Tensors,
     numbers: tuple[int | float, ...],
     **constants: Any,
@@ -213,6 +225,6 @@ def _launch(
     each, tile = _each(weight), _tile(x)
     grid = (triton.cdiv(count * (1 if each else heads), tile * tiles), heads if each else 1, 1)
     recorder.launch(
-        kernel, grid, tensors, (count, *numbers),
-        H=heads, V=size, RB=tile, VB=triton.next_power_of_2(size), EACH=each, num_warps=4 if size <= 4096 else 8, **constants,
+        kernel, grid, tensors, (count, *numbers), shape=Shape(heads, size, tile, triton.next_power_of_2(size), each, mean),
+        num_warps=4 if size <= 4096 else 8, **constants,
     )  # fmt: skip

@@ -197,8 +197,8 @@ class _Launch:
         )  # all programs of a chain must run at the same time
         self.recorder.launch(
             kernel, (self.lanes * self.programs, 1, 1), (*tensors, words), (self.tokens, self.tiles, self.chains, self.programs),
-            D=self.size, kind=self.kind, C=c.span, S=c.spans, DB=c.channels, W=self.words, CONSTANT=self.constant, STAGES=c.stages,
-            num_warps=c.spans, maxnreg=min(255, REGISTERS // (c.spans * c.programs) // 8 * 8), **options,
+            shape=kernels.Shape(self.size, self.kind, c.span, c.spans, c.channels, self.words, self.constant, c.stages), num_warps=c.spans,
+            maxnreg=min(255, REGISTERS // (c.spans * c.programs) // 8 * 8), **options,
         )  # fmt: skip
         return words
 

@@ -11,6 +11,8 @@ same inputs give the same bits. Both numbers are one word of 64 bits, written at
 programs of a chain must run at the same time.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -28,6 +30,19 @@ from linattn.ops.triton.recurrences import (
     up_to,
     up_to_and_before,
 )  # fmt: skip
+
+
+class Shape(NamedTuple):
+    """Constants of a scan."""
+
+    D: int
+    kind: str
+    C: int  # tokens of a span
+    S: int  # spans of a tile
+    DB: int  # channels of a tile
+    W: int  # most programs of a chain, a power of two
+    CONSTANT: bool  # the decay is constant
+    STAGES: int
 
 
 @triton.jit
@@ -143,10 +158,16 @@ def _leave(state, states, marks, some, i: tl.constexpr, t, T, D: tl.constexpr, d
 @triton.jit(do_not_specialize=["T", "tiles", "chains", "programs"])
 def forward(
     decay, x, initial, starts, ends, out, final, words, T, tiles, chains, programs,
-    D: tl.constexpr, kind: tl.constexpr, C: tl.constexpr, S: tl.constexpr, DB: tl.constexpr, W: tl.constexpr,
-    CONSTANT: tl.constexpr, STAGES: tl.constexpr,
+    shape: tl.constexpr,
 ):  # fmt: skip
     """decay [B, T, D] or [D], x and out [B, T, D], initial and final [N, D]; packed if there are starts and ends, see ``boundaries``."""
+    D: tl.constexpr = shape.D
+    kind: tl.constexpr = shape.kind
+    C: tl.constexpr = shape.C
+    S: tl.constexpr = shape.S
+    DB: tl.constexpr = shape.DB
+    W: tl.constexpr = shape.W
+    CONSTANT: tl.constexpr = shape.CONSTANT
     per_row: tl.constexpr = (D + DB - 1) // DB
     lanes = tl.num_programs(0) // programs
     span = tl.arange(0, S)[:, None]
@@ -159,7 +180,7 @@ def forward(
             carry = tl.load(initial + b * D + d + 0 * span, mask=real & (span >= 0), other=nothing(kind))
         if CONSTANT:
             constant = tl.load(decay + d + 0 * span, mask=real & (span >= 0), other=0.0).to(tl.float32)
-        for tile in tl.range(tl.program_id(0) // lanes, tiles, programs, num_stages=STAGES):
+        for tile in tl.range(tl.program_id(0) // lanes, tiles, programs, num_stages=shape.STAGES):
             t = (tile * S + span) * C  # [S, 1]: the first token of each span
             room = T - t
             corner = (b * T + t) * D + d
@@ -202,8 +223,7 @@ def forward(
 @triton.jit(do_not_specialize=["T", "tiles", "chains", "programs"])
 def backward(
     decay, x, out, initial, d_out, d_final, starts, ends, d_decay, d_x, d_initial, words, T, tiles, chains, programs,
-    D: tl.constexpr, kind: tl.constexpr, C: tl.constexpr, S: tl.constexpr, DB: tl.constexpr, W: tl.constexpr,
-    CONSTANT: tl.constexpr, STAGES: tl.constexpr,
+    shape: tl.constexpr,
 ):  # fmt: skip
     """Gradients, from the last token to the first; the state is g, the gradient of what a token receives from the one before it.
 
@@ -211,6 +231,13 @@ def backward(
     "maximum" has g = d_decay = dh or 0 (half where both sides are equal) and d_x = dh - g. A constant decay gets d_decay in parts
     [B tiles S, D]. d_decay and d_initial are None if not requested; d_final may be None. Only "maximum" reads x.
     """
+    D: tl.constexpr = shape.D
+    kind: tl.constexpr = shape.kind
+    C: tl.constexpr = shape.C
+    S: tl.constexpr = shape.S
+    DB: tl.constexpr = shape.DB
+    W: tl.constexpr = shape.W
+    CONSTANT: tl.constexpr = shape.CONSTANT
     linear: tl.constexpr = "linear" if kind == "maximum" else kind
     per_row: tl.constexpr = (D + DB - 1) // DB
     lanes = tl.num_programs(0) // programs
@@ -229,7 +256,7 @@ def backward(
         if CONSTANT:
             constant = tl.load(decay + d + 0 * span, mask=everywhere, other=0.0).to(tl.float32)
         reads: tl.constexpr = kind == "maximum" or d_decay is not None
-        for tile in tl.range(tl.program_id(0) // lanes, tiles, programs, num_stages=STAGES):
+        for tile in tl.range(tl.program_id(0) // lanes, tiles, programs, num_stages=shape.STAGES):
             t = T - 1 - (tile * S + span) * C  # [S, 1]: the last token of each span
             corner = (b * T + t) * D + d
             loaded = ()  # type: tuple

@@ -187,7 +187,8 @@ class _Launch:
         self.both = recorder.empty(self.batch, self.padded // TOGETHER, 2, self.size, TOGETHER, dtype=torch.float32)
         recorder.launch(
             kernels.prepare, (triton.cdiv(self.padded, 64), 2 * self.batch, 1), (a, b, c, self.faded, self.both),
-            (*b.stride(), *c.stride(), self.tokens, self.padded), D=self.width, N=self.size, NB=self.padded_size, TB=64, num_warps=4,
+            (*b.stride(), *c.stride(), self.tokens, self.padded), num_warps=4,
+            shape=kernels.Shape(self.width, self.size, self.padded_size, 64),
         )  # fmt: skip
 
     def boundaries(self, cu: Tensor | None, before: Tensor | None, after: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

@@ -10,12 +10,40 @@ one n. The states before each tile are in memory, [.., N, D]; forward saves thos
 forward pass and helpers of both passes; selective_scan_gradients.py has the backward pass.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from linattn.ops.triton.recurrences import INTERPRETED, LOG2E, _exp2
 
 TOGETHER = tl.constexpr(128)  # contiguous tokens of B and C
+
+
+class Shape(NamedTuple):
+    """Constants of ``prepare``."""
+
+    D: int
+    N: int
+    NB: int  # N rounded up to a power of two
+    TB: int  # tokens of a program
+
+
+class Channels(NamedTuple):
+    """Channels of a program and the number of the state that it computes."""
+
+    d: Any
+    n: Any
+    real: Any
+
+
+class Tile(NamedTuple):
+    """Inputs of a tile: for each token its step, the number written, and what brings it into the state and out of it."""
+
+    steps: Any
+    written: Any
+    into: Any
+    outof: Any
 
 
 @triton.jit
@@ -112,10 +140,13 @@ def _place(segments, D: tl.constexpr, K: tl.constexpr):
 
 @triton.jit(do_not_specialize=["b_row", "b_token", "b_state", "c_row", "c_token", "c_state", "T", "padded"])
 def prepare(
-    a, b, c, faded, both, b_row, b_token, b_state, c_row, c_token, c_state, T, padded,
-    D: tl.constexpr, N: tl.constexpr, NB: tl.constexpr, TB: tl.constexpr,
+    a, b, c, faded, both, b_row, b_token, b_state, c_row, c_token, c_state, T, padded, shape: tl.constexpr
 ):  # fmt: skip
     """A log2(e) as [N, D] in ``faded``, B and C as float32 in ``both``, zeros behind the end."""
+    D: tl.constexpr = shape.D
+    N: tl.constexpr = shape.N
+    NB: tl.constexpr = shape.NB
+    TB: tl.constexpr = shape.TB
     n, i = tl.arange(0, NB)[:, None], tl.program_id(0) * TB + tl.arange(0, TB)[None, :]
     row, which = (tl.program_id(1) // 2).to(tl.int64), tl.program_id(1) % 2
     there = (n < N) & (i < T)
@@ -236,32 +267,15 @@ def chain(
 
 
 @triton.jit
-def _pass(
-    state,
-    out,
-    steps,
-    fade,
-    written,
-    into,
-    outof,
-    start,
-    stop,
-    initial,
-    final,
-    d,
-    n,
-    real,
-    D: tl.constexpr,
-    N: tl.constexpr,
-    C: tl.constexpr,
-):
+def _pass(state, out, fade, tile, start, stop, initial, final, place, D: tl.constexpr, N: tl.constexpr, C: tl.constexpr):
     """State after a tile, and ``out`` plus its outputs. Marks restart the state, and store it in ``final`` where a sequence ends."""
+    d, n, real = place
     sums = ()  # type: tuple
     for i in tl.static_range(C):
         if start is not None:
             state = tl.where(start[i] > 0, _given(initial, start[i], d, n, real, D, N), state)
-        state = _exp2(steps[i] * fade) * state + written[i] * into[i]
-        sums = sums + (out[i] + state * outof[i],)
+        state = _exp2(tile.steps[i] * fade) * state + tile.written[i] * tile.into[i]
+        sums = sums + (out[i] + state * tile.outof[i],)
         if start is not None:
             tl.store(final + ((stop[i] - 1).to(tl.int64) * D + d) * N + n, state, mask=(stop[i] > 0) & real)
     return state, sums
@@ -308,13 +322,14 @@ def forward(
         for n in range(N):
             fade = tl.load(a + n * D + d, mask=real, other=0.0)
             state = tl.load(before + n * D, mask=real, other=0.0)
-            into, outof = _numbers(numbers + n * TOGETHER, C), _numbers(numbers + (N + n) * TOGETHER, C)
+            here = Tile(steps, written, _numbers(numbers + n * TOGETHER, C), _numbers(numbers + (N + n) * TOGETHER, C))
+            place = Channels(d, n, real)
             if starts is None:
-                state, out = _pass(state, out, steps, fade, written, into, outof, None, None, None, final, d, n, real, D, N, C)
+                state, out = _pass(state, out, fade, here, None, None, None, final, place, D, N, C)
             elif marked:
-                state, out = _pass(state, out, steps, fade, written, into, outof, start, stop, initial, final, d, n, real, D, N, C)
+                state, out = _pass(state, out, fade, here, start, stop, initial, final, place, D, N, C)
             else:
-                state, out = _pass(state, out, steps, fade, written, into, outof, None, None, None, final, d, n, real, D, N, C)
+                state, out = _pass(state, out, fade, here, None, None, None, final, place, D, N, C)
             tl.store(after + n * D, state, mask=inner & real)
         for i in tl.static_range(C):
             tl.store(y + corner + i * D, out[i].to(y.dtype.element_ty), mask=(t + i < T) & real)

@@ -121,6 +121,6 @@ def _launch(
     width, _, taps = weight.shape
     grid = (triton.cdiv(width, config.channels) * rows, 1, 1)
     recorder.launch(
-        kernel, grid, tensors, numbers,
-        D=width, W=taps, DB=config.channels, C=config.tokens, ACTIVATION=activation, num_warps=config.warps,
+        kernel, grid, tensors, numbers, shape=kernels.Shape(width, taps, config.channels, config.tokens, activation),
+        num_warps=config.warps,
     )  # fmt: skip

@@ -5,10 +5,22 @@ and the sigmoid is formed once. C tokens are read before the first of them is us
 over a segment in registers; the sums of all segments are added up afterwards, in an order that depends on shapes alone.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 from linattn.ops.triton.recurrences import LOG2E, _exp2
+
+
+class Shape(NamedTuple):
+    """Constants of a kernel."""
+
+    D: int
+    W: int  # taps
+    DB: int  # channels of a program
+    C: int  # tokens that are read at a time
+    ACTIVATION: bool
 
 
 @triton.jit
@@ -67,10 +79,13 @@ def _sigmoid(z):
 
 @triton.jit(do_not_specialize=["T", "segments", "span"])
 def forward(
-    x, before, weight, bias, y, x_row, x_token, T, segments, span,
-    D: tl.constexpr, W: tl.constexpr, DB: tl.constexpr, C: tl.constexpr, ACTIVATION: tl.constexpr,
+    x, before, weight, bias, y, x_row, x_token, T, segments, span, shape: tl.constexpr
 ):  # fmt: skip
     """``x`` [B, T, D] with strides, ``before`` [B, W - 1, D], ``weight`` [D, W], ``bias`` [D]: ``y`` [B, T, D]."""
+    D: tl.constexpr = shape.D
+    W: tl.constexpr = shape.W
+    DB: tl.constexpr = shape.DB
+    C: tl.constexpr = shape.C
     d, real, segment, row = _place(segments, D, DB)
     start = segment * span
     count = tl.minimum(span, T - start)
@@ -86,7 +101,7 @@ def forward(
         for i in tl.static_range(C):
             now = rows[i].to(tl.float32)
             z = _sum(seen, now, taps, offset, W)
-            if ACTIVATION:
+            if shape.ACTIVATION:
                 z = z * _sigmoid(z)
             tl.store(y + (t + i) * D + d, z.to(y.dtype.element_ty), mask=(t + i < count) & real)
             seen = seen[1:] + (now,)
@@ -94,13 +109,16 @@ def forward(
 
 @triton.jit(do_not_specialize=["T", "segments", "span"])
 def backward(
-    x, before, weight, bias, d_y, d_x, d_before, parts, x_row, x_token, y_row, y_token, T, segments, span,
-    D: tl.constexpr, W: tl.constexpr, DB: tl.constexpr, C: tl.constexpr, ACTIVATION: tl.constexpr,
+    x, before, weight, bias, d_y, d_x, d_before, parts, x_row, x_token, y_row, y_token, T, segments, span, shape: tl.constexpr
 ):  # fmt: skip
     """``d_y`` [B, T, D] with strides: ``d_x``, ``d_before``, and ``parts`` [B, segments, W + 1, D] of weight and bias.
 
     An input contributes to W tokens, so its gradient is complete W - 1 tokens later; a segment is continued that far.
     """
+    D: tl.constexpr = shape.D
+    W: tl.constexpr = shape.W
+    DB: tl.constexpr = shape.DB
+    C: tl.constexpr = shape.C
     d, real, segment, row = _place(segments, D, DB)
     start = segment * span
     count = tl.minimum(span, T - start)
@@ -123,7 +141,7 @@ def backward(
         gradients = _rows(d_y, t, there, d, real, y_token, C)
         for i in tl.static_range(C):
             now, dz = rows[i].to(tl.float32), gradients[i].to(tl.float32)
-            if ACTIVATION:
+            if shape.ACTIVATION:
                 z = _sum(seen, now, taps, offset, W)
                 sigmoid = _sigmoid(z)
                 dz *= sigmoid * (1.0 + z * (1.0 - sigmoid))

@@ -17,11 +17,11 @@ def rows_of(tensor, time, token, size, block, valid, BV: tl.constexpr, kind: tl.
 
 @triton.jit
 def meeting(
-    x, steps, meet, settled, g_one, g_two, vector, vector_one, vector_two,
+    x, steps, meet, settled, g_one, g_two, vector_one, vector_two,
     READS: tl.constexpr, TWO: tl.constexpr, BEFORE: tl.constexpr, BEFORE_ONE: tl.constexpr, BEFORE_TWO: tl.constexpr,
     PRECISION: tl.constexpr, kind: tl.constexpr,
 ):  # fmt: skip
-    """Contributions of the pairs that ``meet`` in the middle of blocks, ``x`` orders away, to the gradients of the decay and of ``side``.
+    """What ``vector`` receives from the pairs that ``meet`` in the middle of blocks, ``x`` orders away, and its own scale.
 
     Both ends of a pair are rounded equally here and on its other side, because their shared part must cancel in the decay's gradient.
     """
@@ -31,7 +31,7 @@ def meeting(
     if TWO:
         two = scale_of(x - steps if BEFORE_TWO else x, settled, not READS)
         part = tl.dot(tl.where(meet, g_two, 0.0).to(kind), (vector_two * two).to(kind), part, input_precision=PRECISION)
-    return (vector * own).to(kind) * part, part * own
+    return part, own
 
 
 @triton.jit
@@ -40,7 +40,7 @@ def side(
     steps, rows, time, valid, channels, scale, scale_one, scale_two,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     READS: tl.constexpr, TWO: tl.constexpr, BEFORE: tl.constexpr, BEFORE_ONE: tl.constexpr, BEFORE_TWO: tl.constexpr,
-    PRECISION: tl.constexpr, kind: tl.constexpr,
+    DDECAY: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one kind of query (``READS``) or key in a block of channels, and its two parts of the decay's gradient.
 
@@ -90,12 +90,13 @@ def side(
         x = from_middle(steps, rows, m, kind)
         settled = settles(x, rows, m, done)
         meet = pairs(rows, m, settled, done) if READS else pairs_of_keys(rows, m, settled, done)
-        crossing, part = meeting(
-            x, steps, meet, settled, low_one, low_two, vector, vector_one, vector_two, READS, TWO, BEFORE, BEFORE_ONE, BEFORE_TWO,
+        part, scaled = meeting(
+            x, steps, meet, settled, low_one, low_two, vector_one, vector_two, READS, TWO, BEFORE, BEFORE_ONE, BEFORE_TWO,
             PRECISION, kind,
         )  # fmt: skip
-        inside_chunk += crossing
-        d += part
+        if DDECAY:  # triton 3.6 does not compile the loop with a sum that nobody uses
+            inside_chunk += (vector * scaled).to(kind) * part
+        d += part * scaled
         done += settled.to(tl.int32)
         m = tl.where(tl.min(done, 0) > 0, 0, m // 2)
     return d, outside, inside_chunk

@@ -77,7 +77,7 @@ def of_block(
 
     dqb, outside, cross = side(
         do, do_token, key_values, key_row, values, row, states, qb, kb, wb, steps, rows, time, valid, channels,
-        scale, scale, scale, K, V, C, BK, BV, True, RULE == ERASE, BEFORE, False, False, PRECISION, kind,
+        scale, scale, scale, K, V, C, BK, BV, True, RULE == ERASE, BEFORE, False, False, DDECAY, PRECISION, kind,
     )  # fmt: skip
     if BEFORE:
         cross_before = outside + cross
@@ -99,7 +99,7 @@ def of_block(
         sign = -1.0 if RULE == DELTA else 1.0
         drb, outside, inner = side(
             de, row, key_values, key_row, values, row, states, rb, kb, wb, steps, rows, time, valid, channels,
-            sign, sign, sign, K, V, C, BK, BV, True, RULE == ERASE, RULE == ERASE, False, False, PRECISION, kind,
+            sign, sign, sign, K, V, C, BK, BV, True, RULE == ERASE, RULE == ERASE, False, False, DDECAY, PRECISION, kind,
         )  # fmt: skip
         if RULE == ERASE:
             cross_before += outside + inner
@@ -110,7 +110,7 @@ def of_block(
     sign = -1.0 if RULE == DELTA else 1.0
     dkb, send, inner = side(
         key_values, key_row, do, do_token, de, row, dstates, kb, qb, rb, steps, rows, time, valid, channels,
-        1.0, scale, sign, K, V, C, BK, BV, False, RULE != PLAIN, False, BEFORE, RULE == ERASE, PRECISION, kind,
+        1.0, scale, sign, K, V, C, BK, BV, False, RULE != PLAIN, False, BEFORE, RULE == ERASE, DDECAY, PRECISION, kind,
     )  # fmt: skip
     cross -= inner
     if BEFORE:
@@ -124,7 +124,7 @@ def of_block(
     if RULE == ERASE:
         dwb, outside, inner = side(
             values, row, do, do_token, de, row, dstates, wb, qb, rb, steps, rows, time, valid, channels,
-            1.0, scale, 1.0, K, V, C, BK, BV, False, True, False, False, True, PRECISION, kind,
+            1.0, scale, 1.0, K, V, C, BK, BV, False, True, False, False, True, DDECAY, PRECISION, kind,
         )  # fmt: skip
         cross -= inner
         send += outside

@@ -22,14 +22,14 @@ from linattn.bench import decode
 from linattn.generate import Pool, Request
 
 WAITING = 64  # requests in the queue
-KEY = ("mixer", "size", "dtype", "rows", "prompt", "new")
+KEY = ("mixer", "size", "dtype", "rows", "prompt", "new", "defer")
 
 
 class Load:
     """Requests for a pool of ``rows`` slots, with ``prompt`` and ``new`` tokens on average."""
 
-    def __init__(self, model: Any, rows: int, prompt: int, new: int) -> None:
-        self.pool, self._device = Pool(model, slots=rows, context=2 * (prompt + new)), model.device.type
+    def __init__(self, model: Any, rows: int, prompt: int, new: int, defer: bool) -> None:
+        self.pool, self._device = Pool(model, slots=rows, context=2 * (prompt + new), defer=defer), model.device.type
         self._vocabulary, self._prompt, self._new = model.config.vocab_size, prompt, new
         self._draw = random.Random(0)  # noqa: S311
         self._requests: list[Request] = []
@@ -81,7 +81,7 @@ class Load:
 
 def pooled(model: Any, rows: int, options: argparse.Namespace) -> dict[str, float]:
     """Figures of a pool of ``rows`` slots: with a queue that is never empty, and at ``options.load``."""
-    load = Load(model, rows, options.prompt, options.new)
+    load = Load(model, rows, options.prompt, options.new, options.defer)
     tokens = load.full()
     for _ in range(64 * rows):  # until all slots are taken, and steps captured
         next(tokens)
@@ -100,7 +100,7 @@ def compare(mixer: str, size: decode.Size, options: argparse.Namespace, rows: in
     del step
     fixed, found = rows / ms * 1e3, pooled(model, rows, options)
     row = {"mixer": mixer, "size": size.name, "dtype": str(dtype).removeprefix("torch."), "rows": rows}
-    row |= {"prompt": options.prompt, "new": options.new, "fixed_tokens_per_s": fixed, **found}
+    row |= {"prompt": options.prompt, "new": options.new, "defer": options.defer, "fixed_tokens_per_s": fixed, **found}
     return row | {"share": found["tokens_per_s"] / fixed}
 
 
@@ -122,6 +122,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     parser.add_argument("--warmup", type=float, default=4.0, help="seconds before each, until requests end as often as they come")
     parser.add_argument("--load", type=float, default=0.8, help="share of the tokens a second, for the times between tokens")
+    parser.add_argument("--defer", action="store_true", help="write states only every few steps")
     parser.add_argument("--quick", action="store_true", help="nothing kept")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for pool-CARD.json")
     options = parser.parse_args(arguments)

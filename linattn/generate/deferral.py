@@ -17,7 +17,6 @@ from linattn.ops.torch.deferred import Deferred
 from linattn.state import State
 
 SLOTS = 12  # steps between two writes: more tokens take as long to read as the writes that they save
-MANY = 64  # least rows for which writes are deferred
 
 
 class Deferral:

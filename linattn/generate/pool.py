@@ -13,7 +13,6 @@ from torch import Tensor
 from linattn.arguments import described, whole
 from linattn.data.codec import Codec
 from linattn.generate import sampling
-from linattn.generate.deferral import MANY
 from linattn.generate.packing import Packed
 from linattn.generate.pending import Pending
 from linattn.generate.pool_lookup import PoolLookup
@@ -43,8 +42,6 @@ class Pool:
     pieces are kept, and a later prompt with the same beginning starts from the kept state; on a CPU its logits have the same bits as if
     the pool had read it alone from the start, on a GPU up to rounding.
 
-    On a GPU a pool of many slots writes its states only every few steps and keeps the last keys and values beside them.
-
     Tokens equal those of :func:`linattn.generate.stream`, with a ``seed`` those of a generator with that seed, up to rounding: sums in
     a matrix product may be ordered differently for another number of rows.
 
@@ -59,6 +56,8 @@ class Pool:
         context: tokens of one sequence, prompt included, for models with layers that keep every token; others have no limit.
         codec: decodes tokens, for ``Request.text`` and for stops that are texts.
         lookup: draft several tokens of each sequence from its own text and verify them in one call, where that is faster.
+        defer: write the states of decoding sequences only every few steps and keep the last keys and values beside them. With many
+            slots a GPU decodes more tokens a second; the steps that write take longer. Not together with ``lookup``.
 
     Raises:
         TypeError: for ``model`` or ``codec`` of another kind.
@@ -68,7 +67,7 @@ class Pool:
 
     def __init__(
         self, model: Any, slots: int = 64, prefix_bytes: int = 0, *, block: int = 256, queue: int = 1024, context: int = 4096,
-        codec: Codec | None = None, lookup: bool = False,
+        codec: Codec | None = None, lookup: bool = False, defer: bool = False,
     ) -> None:  # fmt: skip
         self._model = language_model("model", model)
         self._slots, self._block = whole("slots", slots, 1, LARGEST), whole("block", block, 1)
@@ -77,7 +76,8 @@ class Pool:
             raise TypeError(f"codec must have stream(), as those of linattn.data have, but came as {described(codec)}")
         self._codec, self._device = codec, model.device
         self._fresh = fresh_state(model)
-        defer = _defers(self._device, self._slots) and not flag("lookup", lookup)
+        if flag("defer", defer) and flag("lookup", lookup):
+            raise ValueError("defer=True cannot be combined with lookup=True: drafts need states that are up to date")
         self._rows = Rows(model, self._fresh, self._slots, self._context, defer=defer)
         self._prefixes = PrefixCache(whole("prefix_bytes", prefix_bytes, 0), self._block)
         self._waiting: deque[Prompt] = deque()
@@ -334,11 +334,6 @@ class Pool:
         total = tokens + (0 if state is None or not self._rows.growing else int(state.position))
         if self._rows.growing and total > self._context:
             raise ValueError(f"ids and max_new_tokens are {total} tokens, but a layer keeps every token and context={self._context}")
-
-
-def _defers(device: torch.device, slots: int) -> bool:
-    """True if the steps of a pool write states only every few tokens."""
-    return device.type == "cuda" and slots >= MANY
 
 
 def _is_request(request: Any) -> Request:

@@ -7,7 +7,6 @@ import torch
 
 from linattn import mixers
 from linattn.generate import Pool, PoolFullError, deferral, rows, stream
-from linattn.generate import pool as pools
 from linattn.generate import prompts as reader
 from linattn.generate.reading import Batches
 from linattn.models import LanguageModel, LMConfig
@@ -39,11 +38,10 @@ def ahead(request, monkeypatch):
     made = Pool.__init__
 
     def init(self, *args, **kwargs):
-        made(self, *args, **kwargs)
+        made(self, *args, **{"defer": request.param == "in batches" and not kwargs.get("lookup"), **kwargs})
         self._ahead = int(request.param != "at once")
 
     if request.param == "in batches":
-        monkeypatch.setattr(pools, "_defers", lambda device, slots: True)
         monkeypatch.setattr(deferral, "SLOTS", 3)
         monkeypatch.setattr(reader, "_batches", lambda model, fresh, block, slots: Batches(model.model, fresh, block, slots))
 
@@ -309,10 +307,9 @@ def test_short_prompts_are_read_in_one_call():
 @pytest.mark.parametrize("mixer", ["gated_deltanet", "gla", "mamba2", "retnet", "rwkv7", "gla, softmax"])
 def test_states_that_are_written_every_few_steps(mixer, monkeypatch):
     """A new step for fewer rows, changed weights and a copied state find all tokens in it."""
-    monkeypatch.setattr(pools, "_defers", lambda device, slots: True)
     monkeypatch.setattr(rows, "SMALLER", {"cpu": 1})
     lm = model(mixer)
-    pool, given = Pool(lm, slots=4), prompts(4)
+    pool, given = Pool(lm, slots=4, defer=True), prompts(4)
     requests = [pool.submit(ids, max_new_tokens=n) for ids, n in zip(given, (60, 5, 9, 18), strict=True)]
     copied = []
     for request, _ in pool.run():
@@ -329,9 +326,8 @@ def test_states_that_are_written_every_few_steps(mixer, monkeypatch):
 
 
 def test_layers_write_their_states_at_different_steps(monkeypatch):
-    monkeypatch.setattr(pools, "_defers", lambda device, slots: True)
     monkeypatch.setattr(deferral, "SLOTS", 4)
-    pool = Pool(model("gla", layers=3), slots=1)
+    pool = Pool(model("gla", layers=3), slots=1, defer=True)
     pool.submit([1, 2, 3], max_new_tokens=20)
     seen = [[layer["S"].clone() for layer in pool._rows._layers] for _ in pool.run()]
     written = [[not torch.equal(a, b) for a, b in zip(*pair, strict=True)] for pair in zip(seen[1:], seen[2:-1], strict=False)]
@@ -354,13 +350,12 @@ def test_a_full_queue_is_an_error_and_not_memory():
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", [{}, {"temperature": 1.0, "top_k": 9}])
 @pytest.mark.parametrize("mixer", ["gla", "gated_deltanet", "mamba2", "rwkv7", "gla, softmax"])
-@pytest.mark.parametrize("defers", [False, True])
-def test_on_a_gpu(mixer, how, defers, monkeypatch):
+@pytest.mark.parametrize("defer", [False, True])
+def test_on_a_gpu(mixer, how, defer, monkeypatch):
     """CUDA graphs of several numbers of rows, a step in flight, forks, cancellation, and states written every few steps."""
-    monkeypatch.setattr(pools, "_defers", lambda device, slots: defers)
     monkeypatch.setattr(deferral, "SLOTS", 3)
     lm = model(mixer).cuda()
-    pool, given = Pool(lm, slots=5, prefix_bytes=1 << 22, block=8), prompts(12, 30)
+    pool, given = Pool(lm, slots=5, prefix_bytes=1 << 22, block=8, defer=defer), prompts(12, 30)
     requests = [pool.submit(ids, max_new_tokens=3 + i % 9, seed=i, **how) for i, ids in enumerate(given)]
     for request, _ in pool.run():
         if request is requests[1] and len(request.tokens) == 2:

@@ -80,7 +80,7 @@ test: lint native ## ruff, the type checker and the tests that are not slow (TES
 test-all: lint native ## the same with the slow sweeps
 	$(PYTEST) -m "not gpu" $(TEST_ARGS)
 
-SLOW := tests/atlas tests/conformance tests/convert/test_resume.py tests/docs tests/generate/test_pool.py tests/hf/test_versions.py tests/ops/cpu/test_sanitize.py tests/ops/test_compile.py \
+SLOW := tests/atlas tests/conformance tests/convert/test_resume.py tests/docs tests/generate/test_fusion.py tests/generate/test_pool.py tests/hf/test_versions.py tests/ops/cpu/test_sanitize.py tests/ops/test_compile.py \
 	tests/convert/test_quality.py::test_the_gap_is_closed_and_the_first_stage_earns_its_tokens[small] \
 	tests/packaging $(addprefix tests/parallel/test_parallel.py::test_,two_processes_equal_one every_mixer_in_two_processes_equals_one) tests/train \
 	$(addprefix tests/ops/test_triton.py::test_,hoppers_own_kernels_compile the_largest_heads_fit_a_small_ampere \

@@ -22,6 +22,7 @@ else:
 pytest_plugins = ["tests.durations"]
 
 LONG = 5.0  # seconds
+os.fsync = lambda file: None  # no test cuts the power, and disks take milliseconds; processes that tests start still wait for theirs
 GPU = re.compile(r"mark\.gpu|ops.triton")  # all tests of tests/ops/triton are marked
 
 

@@ -19,6 +19,7 @@ _PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
 _KNOWN = (*_PLAIN, FakeTensor)
 _modes, _state = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state  # looked up once, since every call needs them
 _step: ContextVar[bool] = ContextVar("recording_step", default=False)
+_LOSES = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 _VMAP: Any = torch._C._parse_dispatch_key("VmapMode")  # the vmap of torch.autograd.grad
 
 
@@ -42,6 +43,11 @@ def transformed() -> bool:
 def forward_mode() -> bool:
     """True while derivatives are taken in forward mode, by ``forward_ad`` or ``torch.func.jvp``, which only operations of torch support."""
     return torch.autograd.forward_ad._current_level >= 0
+
+
+def loses_gradients() -> bool:
+    """True inside a graph of a torch whose compiler drops gradients of an autograd.Function: seen in 2.11, silently, and not in 2.13."""
+    return _LOSES and torch.compiler.is_compiling()
 
 
 def faked(*tensors: Tensor | None) -> bool:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from linattn.distill import losses
 from linattn.distill.calibrate import Fit, calibrate
 from linattn.distill.options import ConvertOptions
+from linattn.distill.processes import device_of
 from linattn.distill.stages import loss_of, stages_of, trained
 from linattn.distill.step import gradients
 from linattn.distill.student import replaced, student_layers, student_of
@@ -157,3 +158,12 @@ def test_calibration_lowers_every_output_error(mixer):
     assert len(before) == len(replaced(student))
     assert (after < before).all()
     assert (after < 1).all()  # better than zeros
+
+
+def test_without_a_gpu_a_torch_built_for_cuda_trains_on_the_cpu(monkeypatch):
+    """Such a torch names CUDA as its accelerator whether there is one or not."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cuda"))
+    for there, wanted in ((False, "cpu"), (True, "cuda")):
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda there=there: there)
+        assert device_of(None) == torch.device(wanted)
+    assert device_of("cpu") == torch.device("cpu")

@@ -122,7 +122,7 @@ def test_random_graphs(seed, as_for_a_gpu, monkeypatch):
             assert error(a.double(), b.double(), floor=1e-6) <= LIMIT[dtype]
 
 
-@pytest.mark.parametrize(("rows", "layers"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("rows", "layers"), [pytest.param(2, 1, marks=pytest.mark.slow), (1, 2)])
 @pytest.mark.parametrize("mixer", RECURRENT)
 def test_fused_as_for_a_gpu(mixer, rows, layers, monkeypatch):
     """There more is put into one operation than on a CPU; what an operation does is the same."""

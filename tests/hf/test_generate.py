@@ -103,10 +103,17 @@ def test_end_tokens_end_a_row(mixer):
         assert not got[ends[0] + 1 :].any()
 
 
+SAMPLED, PENALTY, TEXT = {"num_return_sequences": 2, "do_sample": True, "top_k": 1}, {"repetition_penalty": 1.001}, {"by": "text"}
+
+
 @pytest.mark.parametrize("mixer", [*MIXERS, "softmax"])
-@pytest.mark.parametrize("count", [12, 80])  # more are read by a captured step
 @pytest.mark.parametrize(
-    "how", [{}, {"repetition_penalty": 1.001}, {"num_return_sequences": 2, "do_sample": True, "top_k": 1}, {"by": "text"}]
+    ("count", "how"),
+    [
+        *((12, how) for how in ({}, PENALTY, SAMPLED, TEXT)),
+        *((80, how) for how in ({}, SAMPLED)),  # more are read by a captured step
+        *(pytest.param(80, how, marks=pytest.mark.slow) for how in (PENALTY, TEXT)),  # which it does not take
+    ],
 )
 def test_rows_that_have_ended_read_no_filler(mixer, count, how):
     lm, (ids, mask, _), how = model(mixer), padded("left"), {"do_sample": False, **how}

@@ -83,6 +83,8 @@ def theirs(path: Path, tokens: list[int], text: str = "") -> dict:
     command = [sys.executable, "-m", "tests.hf.llama_cpp", path, json.dumps(tokens), text]
     how = {"cwd": Path(__file__).parents[2], "env": {**os.environ, "OMP_NUM_THREADS": "1"}, "timeout": 120}
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", **how)
+    if done.returncode and "LINATTN_OFFLINE=1" in done.stderr:
+        pytest.skip("the wheel with llama.cpp is not there, and LINATTN_OFFLINE=1")
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -234,20 +234,16 @@ def test_what_reentrant_checkpointing_would_cut_off_is_refused():
         lm(ids, labels=ids, **how).loss.backward()
 
 
-def test_whichever_is_imported_first_the_auto_classes_know_us():
+def test_the_auto_classes_know_us_if_transformers_came_first():
     code = """
-import sys
-first, second = sys.argv[1:]
-__import__(first), __import__(second)
-import linattn, transformers
-print(transformers.AutoConfig.for_model("linattn").model_type)
+import transformers, linattn
+assert transformers.AutoConfig.for_model("linattn").model_type == "linattn"
 """
-    for order in (["transformers", "linattn"], ["linattn", "transformers"]):
-        out = subprocess.run([sys.executable, "-c", code, *order], capture_output=True, text=True, check=True).stdout
-        assert out == "linattn\n"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_asking_whether_transformers_is_there_does_not_load_it():
+    """And if it comes after us, its classes know us too."""
     code = """
 import sys, linattn
 from importlib.util import find_spec

@@ -121,7 +121,7 @@ def _solve(system: Callable[..., Tensor], factors: tuple[Tensor, ...], fresh: Te
     correction of a chunk, and at β = 2, without loss on the way, rounding errors of float32 sums would add up, by some orders of
     summation to five times those of others. The gradient of the system itself does not need float64.
     """
-    if tracing.forward_mode():  # operations of torch have derivatives in forward mode
+    if tracing.forward_mode() or tracing.loses_gradients():  # operations of torch have derivatives in forward mode, and when compiled
         exact = system(*(f.double() for f in factors) if fresh.device.type != "mps" else factors)
         return _Solve.forward(exact, exact, fresh, reach)[:2]
     if fresh.device.type != "cpu" or fresh.dtype == torch.float64:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import starmap
 from typing import NamedTuple
 
 import torch
@@ -63,11 +62,11 @@ def _packed(inputs: Inputs, cu: Tensor, v: Tensor, initial: Tensor) -> Iterator[
 def _tokens(inputs: Inputs, v: Tensor) -> Iterator[Token]:
     count = v.shape[1]
 
-    def each(x: Tensor | None) -> tuple[Tensor | None, ...]:
+    def tokens(x: Tensor | None) -> tuple[Tensor | None, ...]:
         return (None,) * count if x is None else x.to(v.dtype).unbind(1)
 
     def rows(x: Tensor | None) -> tuple[Tensor | None, ...]:
-        return each(None if x is None else x[..., None, :])
+        return tokens(None if x is None else x[..., None, :])
 
     q, k = (shared(x, inputs.heads) for x in (inputs.q, inputs.k))
     q = q.to(v.dtype) * inputs.scale
@@ -75,7 +74,7 @@ def _tokens(inputs: Inputs, v: Tensor) -> Iterator[Token]:
     bonus = None if bonus is None else bonus.to(v.dtype)[:, None]
     beta = None if beta is None else beta[..., None]
     timed = rows(q), rows(k), rows(v), _factors(inputs, v), rows(beta), rows(read), rows(write)
-    return starmap(Token, zip(*timed, (bonus,) * count, strict=True))
+    return iter([Token(*each) for each in zip(*timed, (bonus,) * count, strict=True)])  # torch 2.11 compiles no starmap
 
 
 def _factors(inputs: Inputs, v: Tensor) -> tuple[Factor | None, ...]:

@@ -13,7 +13,7 @@ import linattn
 from linattn.ops.linear_attention import part_of_rows
 from linattn.ops.triton import fitting, parts
 from linattn.ops.triton import linear_attention as kernels
-from tests.ops.triton.conftest import INTERPRETED
+from tests.ops.triton.device import LATER
 
 BATCH, HEADS, K, V = 2, 2, 16, 20
 WHOLE = ("constant", "bonus", "initial_state", "initial_z")  # what every process has
@@ -96,7 +96,7 @@ def leaves(given: dict[str, Tensor], part: slice, device: str, dtype: torch.dtyp
     return {name: t.to(dtype if name in low else torch.promote_types(dtype, torch.float32)).requires_grad_() for name, t in cut.items()}
 
 
-@pytest.mark.parametrize("sizes", [(32, 32) if INTERPRETED else (64, 64), (33, 20, 1, 12)], ids=str)
+@pytest.mark.parametrize("sizes", [pytest.param((64, 64), marks=LATER), (33, 20, 1, 12)], ids=str)
 @pytest.mark.parametrize("rule", list(rules(1)))
 def test_parts_equal_the_whole(rule: str, sizes: tuple[int, ...], device: str) -> None:
     compare(rule, sizes, device)
@@ -108,9 +108,7 @@ def test_many_channels_of_keys_take_an_exchange_for_each_call(device: str, monke
 
 
 # The second sequence passes through two parts; sequences begin with parts; the third begins inside of one, where nothing passed before.
-@pytest.mark.parametrize(
-    "borders", [(0, 10, 60, 66), (0, 5, 33, 53, 54, 66), pytest.param((0, 33, 50, 66), marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.parametrize("borders", [(0, 10, 60, 66), (0, 5, 33, 53, 54, 66), pytest.param((0, 33, 50, 66), marks=LATER)], ids=str)
 @pytest.mark.parametrize("rule", ["head", "channel", "kda", "erase"])
 def test_parts_of_packed_sequences(rule: str, borders: tuple[int, ...], device: str) -> None:
     compare(rule, (33, 20, 1, 12), device, borders)

@@ -55,11 +55,11 @@ def test_compensation_of_two_columns_is_the_least_error():
     h = torch.tensor([[2.0, 0.9], [0.9, 1.0]]).double()
     full = torch.eye(32).double() * 1e-6
     full[:2, :2] = h
-    full += DAMPING * full.diagonal().mean() * torch.eye(32)
     w = torch.zeros(50, 32)
     w[:, :2] = torch.randn(50, 2)
     w[:, 2] = 4.0  # sets the scale
     q = compensated(w, Format("int4", 32), full)
+    full.diagonal().mul_(1 + DAMPING)
     floats, scale = dequantised(*q, torch.float64), q.scale.double()
     for row in range(50):
         errors = []
@@ -70,6 +70,18 @@ def test_compensation_of_two_columns_is_the_least_error():
             errors.append(float(d @ full[:2, :2] @ d))
         d = floats[row, :2] - w[row, :2]
         assert float(d @ full[:2, :2] @ d) <= min(errors) * (1 + 1e-3) + 1e-9
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+def test_a_few_large_channels_leave_the_others_compensated(form):
+    mix = torch.randn(256, 256) / 16 + torch.eye(256)
+    x, w = torch.randn(2000, 256) @ mix @ mix, torch.randn(32, 256)
+    rows = x.clone()
+    rows[::100, 7] *= 3000
+    plain, better = (
+        loss(w, dequantised(*q, torch.float64), (x.T @ x).double()) for q in (rounded(w, form), compensated(w, form, rows.T @ rows))
+    )
+    assert better < 0.8 * plain
 
 
 def test_formats_that_do_not_exist():

@@ -35,9 +35,11 @@ from linattn.generate.prefill import prefill
 from linattn.generate.speculate import LEAD, Speculated
 from linattn.generate.tokens import Tokens
 from linattn.generate.verify import Chunk
+from linattn.generate.verify_graph import LONGEST as CALLS
 from linattn.models import LanguageModel, LMConfig
 
 KEY = ("what", "mixer", "size", "dtype", "rows", "text", "dim")
+LONGEST_CALL = CALLS[-1]
 LONGEST = 8  # tokens of a row in a verification of --patterns
 
 
@@ -74,12 +76,17 @@ class Scripted:
         self._ids = self.tokens[:, :prompt].to(device)
         self._next = self.tokens[:, prompt].to(device)  # a step's choice, which a CUDA graph reads
 
+        self._several = torch.zeros(len(tokens), LONGEST_CALL, dtype=torch.int64, device=device)  # the same of a verification
+
     def _choose(self, logits: Tensor) -> Tensor:
         return torch.where(logits.argmax(-1) < 0, 0, self._next)
 
+    def _choose_several(self, logits: Tensor) -> Tensor:
+        return torch.where(logits.argmax(-1) < 0, 0, self._several[:, : logits.shape[1]])
+
     def plain(self, model: Any, count: int) -> Tokens:
         """Plain decoding; it takes the same time whatever it writes, and writes one token of the text."""
-        return Tokens(model, self._ids, count, Choice(self._choose, object()), None, single=False)
+        return Tokens(model, self._ids, count, Choice(self._choose, self), None, single=False)
 
     def speculated(self, model: Any, count: int) -> Speculated:
         """Speculative decoding, written by the text."""
@@ -89,13 +96,19 @@ class Scripted:
             model.lm_head(hidden).argmax(-1).tolist()
             return [self.tokens[b, (start := self.prompt + len(tokens._made[b])) : start + len(row)].tolist() for b, row in enumerate(rows)]
 
-        def refill() -> None:
+        def refill(_: int = 0) -> None:
             places = [self.prompt + len(made) for made in tokens._made]
             self._next.copy_(self.tokens[torch.arange(len(places)), torch.tensor(places)])
 
+        def verification(longest: int, find: Any = tokens._captured_verification) -> Any:
+            starts = [self.prompt + len(made) for made in tokens._made]
+            self._several.copy_(torch.stack([self.tokens[b, n : n + LONGEST_CALL] for b, n in enumerate(starts)]))
+            return find(longest)
+
+        tokens._captured_verification, tokens._several = verification, self._choose_several  # type: ignore[method-assign]
         tokens._chosen = chosen  # type: ignore[method-assign]
         tokens._refill = refill  # type: ignore[method-assign]
-        tokens._choice = Choice(self._choose, object())
+        tokens._choice = Choice(self._choose, self)
         return tokens
 
 
@@ -127,7 +140,7 @@ def compare(model: Any, script: Scripted, count: int, turns: int) -> dict[str, A
 
 def speeds(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Rows of all models, batches and texts."""
-    for mixer, dtype in itertools.product(options.mixers.split(","), options.dtypes.split(",")):
+    for mixer, dtype in itertools.product((options.mixers or "gla,gated_deltanet,mamba2").split(","), options.dtypes.split(",")):
         model = decode.build(mixer, decode.SIZES[options.size], options.device, getattr(torch, dtype))
         for rows in map(int, options.rows.split(",")):
             written = texts(model.config.vocab_size, rows, options.prompt, options.new)
@@ -188,7 +201,7 @@ def causal() -> list[str]:
 def drawn(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Rows of ``--patterns`` for each mixer."""
     with ProcessPoolExecutor(options.workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        done = [pool.submit(_pattern_row, mixer, options.patterns) for mixer in causal()]
+        done = [pool.submit(_pattern_row, mixer, options.patterns) for mixer in (options.mixers.split(",") if options.mixers else causal())]
         yield from (each.result() for each in as_completed(done))
 
 
@@ -209,7 +222,7 @@ def line(row: dict[str, Any]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speculate", description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cpu", help="of the speeds; patterns run on a CPU")
-    parser.add_argument("--mixers", default="gla,gated_deltanet,mamba2")
+    parser.add_argument("--mixers", help="default: gla,gated_deltanet,mamba2; of --patterns every causal one")
     parser.add_argument("--size", default="130M", choices=decode.SIZES)
     parser.add_argument("--dtypes", default="bfloat16")
     parser.add_argument("--rows", default="1,16")

@@ -23,7 +23,7 @@ from benchmarks import RESULTS, destination, llama_cpp
 from linattn.bench import decode
 from linattn.bench.decode import SIZES, Row, Size
 
-KEY = ("what", "model", "size", "device", "threads", "to", "group")
+KEY = ("what", "model", "size", "device", "threads", "to", "group", "head")
 MIXERS = ("gla", "gated_deltanet", "mamba2")
 
 
@@ -48,12 +48,15 @@ def build(model: str, size: Size, device: str, **options: Any) -> Any:
     return model.bfloat16().eval()
 
 
-def steps_of(model: Any, groups: tuple[int, ...]) -> dict[tuple[str, int | None], tuple[int, Any]]:
-    """Bytes of weights that a token reads, and the captured step, of each format."""
+def steps_of(model: Any, groups: tuple[int, ...]) -> dict[tuple[str, int | None, str], tuple[int, Any]]:
+    """Bytes of weights that a token reads, and the captured step, of each format of the layers, its group, and of the head."""
     import linattn
 
-    models = {("bfloat16", None): model, ("int8", None): linattn.quantize(model, to="int8")}
-    models |= {("int4", group): linattn.quantize(model, to="int4", group=group) for group in groups}
+    models: dict[tuple[str, int | None, str], Any] = {
+        ("bfloat16", None, "bfloat16"): model,
+        ("int8", None, "int8"): linattn.quantize(model, to="int8"),
+    }
+    models |= {("int4", g, head): linattn.quantize(model, to="int4", group=g, head=head) for g in groups for head in ("int8", "int4")}
     return {key: (bytes_read(one), captured_step(one)) for key, one in models.items()}
 
 
@@ -104,12 +107,12 @@ def measure(mixer: str, size: Size, device: str, groups: tuple[int, ...], count:
     if profiled and device == "cpu":
         for key, (_, step) in steps.items():
             print(key, *profile(step._program.steps), sep="\n  ", flush=True)
-    plain = medians["bfloat16", None]
+    plain = medians["bfloat16", None, "bfloat16"]
     return [
         {"what": "step", "model": mixer, "size": size.name, "device": device, "threads": torch.get_num_threads(), "to": to, "group": group,
-         "weights_bytes": steps[to, group][0], "bandwidth": speed, "step_ms": ms, "ratio": plain / ms,
-         "of_bandwidth": steps[to, group][0] / speed * 1e3 / ms}
-        for (to, group), ms in medians.items()
+         "head": head, "weights_bytes": steps[to, group, head][0], "bandwidth": speed, "step_ms": ms, "ratio": plain / ms,
+         "of_bandwidth": steps[to, group, head][0] / speed * 1e3 / ms}
+        for (to, group, head), ms in medians.items()
     ]  # fmt: skip
 
 
@@ -133,7 +136,8 @@ def beside_llama_cpp(family: str, size: Size, count: int, runs: int = 8) -> Iter
             ms, their_ms = statistics.median(ours[1:]), statistics.median(other[1:])
             yield {
                 "what": "llama.cpp", "model": family, "size": size.name, "device": "cpu", "threads": threads, "to": to, "group": group,
-                "gguf": theirs, "gguf_bytes": file.stat().st_size, "weights_bytes": bytes_read(small), "step_ms": ms, "theirs_ms": their_ms,
+                "head": "int8", "gguf": theirs,
+                "gguf_bytes": file.stat().st_size, "weights_bytes": bytes_read(small), "step_ms": ms, "theirs_ms": their_ms,
                 "ratio": their_ms / ms,
             }  # fmt: skip
 
@@ -162,7 +166,8 @@ def line(row: Row) -> str:
         theirs = f"llama.cpp {row['gguf']} {row['theirs_ms']:.3f} ms: {row['ratio']:.2f} x"
         return f"{row['model']:15} {row['to']} {row['step_ms']:.3f} ms, {theirs}"
     read = f"{row['weights_bytes'] / 1e6:.0f} MB at {row['of_bandwidth']:.0%} of {row['bandwidth'] / 1e9:.1f} GB/s"
-    return f"{row['model']:15} {row['to']:8} {row['group'] or '':3} {row['step_ms']:.3f} ms, {row['ratio']:.2f} x bfloat16, {read}"
+    what = f"{row['model']:15} {row['to']:8} {row['group'] or '':3} head {row['head']:8}"
+    return f"{what} {row['step_ms']:.3f} ms, {row['ratio']:.2f} x bfloat16, {read}"
 
 
 def main(arguments: list[str] | None = None) -> int:

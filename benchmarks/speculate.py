@@ -32,12 +32,14 @@ from linattn.generate.captured import Choice
 from linattn.generate.drafter import Source
 from linattn.generate.noise import Rule
 from linattn.generate.prefill import prefill
-from linattn.generate.speculate import Speculated
+from linattn.generate.speculate import LEAD, Speculated
 from linattn.generate.tokens import Tokens
 from linattn.generate.verify import Chunk
+from linattn.generate.verify_graph import LONGEST as CALLS
 from linattn.models import LanguageModel, LMConfig
 
 KEY = ("what", "mixer", "size", "dtype", "rows", "text", "dim")
+LONGEST_CALL = CALLS[-1]
 LONGEST = 8  # tokens of a row in a verification of --patterns
 
 
@@ -67,48 +69,68 @@ def texts(vocabulary: int, rows: int, prompt: int, new: int) -> dict[str, list[l
 class Scripted:
     """Choice of the tokens of a text, after the work that a greedy choice takes."""
 
-    def __init__(self, tokens: Sequence[Sequence[int]], prompt: int) -> None:
-        self.tokens, self.prompt = torch.tensor(tokens), prompt
+    def __init__(self, tokens: Sequence[Sequence[int]], prompt: int, device: str) -> None:
+        text = torch.tensor(tokens)
+        self.tokens = torch.cat([text, text[:, -2 * LEAD :]], 1)  # rows that are ahead of others go on behind the end
+        self.prompt, self.device = prompt, device
+        self._ids = self.tokens[:, :prompt].to(device)
+        self._next = self.tokens[:, prompt].to(device)  # a step's choice, which a CUDA graph reads
+
+        self._several = torch.zeros(len(tokens), LONGEST_CALL, dtype=torch.int64, device=device)  # the same of a verification
+
+    def _choose(self, logits: Tensor) -> Tensor:
+        return torch.where(logits.argmax(-1) < 0, 0, self._next)
+
+    def _choose_several(self, logits: Tensor) -> Tensor:
+        return torch.where(logits.argmax(-1) < 0, 0, self._several[:, : logits.shape[1]])
 
     def plain(self, model: Any, count: int) -> Tokens:
-        """Plain decoding, written by the text."""
-        place = iter(range(self.prompt, self.prompt + count))
-        choice = Choice(lambda logits: torch.where(logits.argmax(-1) < 0, 0, self.tokens[:, next(place)]), object())
-        return Tokens(model, self.tokens[:, : self.prompt], count, choice, None, single=False)
+        """Plain decoding; it takes the same time whatever it writes, and writes one token of the text."""
+        return Tokens(model, self._ids, count, Choice(self._choose, self), None, single=False)
 
     def speculated(self, model: Any, count: int) -> Speculated:
         """Speculative decoding, written by the text."""
-        tokens = Speculated(model, self.tokens[:, : self.prompt], count, Rule(), (), None, Source(), single=False)
+        tokens = Speculated(model, self._ids, count, Rule(), (), None, Source(), single=False)
 
         def chosen(hidden: Tensor, rows: Sequence[Sequence[int]]) -> list[list[int]]:
             model.lm_head(hidden).argmax(-1).tolist()
             return [self.tokens[b, (start := self.prompt + len(tokens._made[b])) : start + len(row)].tolist() for b, row in enumerate(rows)]
 
-        def choose(logits: Tensor) -> Tensor:
+        def refill(_: int = 0) -> None:
             places = [self.prompt + len(made) for made in tokens._made]
-            return torch.where(logits.argmax(-1) < 0, 0, self.tokens[torch.arange(len(places)), torch.tensor(places)])
+            self._next.copy_(self.tokens[torch.arange(len(places)), torch.tensor(places)])
 
+        def verification(longest: int, find: Any = tokens._captured_verification) -> Any:
+            starts = [self.prompt + len(made) for made in tokens._made]
+            self._several.copy_(torch.stack([self.tokens[b, n : n + LONGEST_CALL] for b, n in enumerate(starts)]))
+            return find(longest)
+
+        tokens._captured_verification, tokens._several = verification, self._choose_several  # type: ignore[method-assign]
         tokens._chosen = chosen  # type: ignore[method-assign]
-        tokens._choice = Choice(choose, object())
+        tokens._refill = refill  # type: ignore[method-assign]
+        tokens._choice = Choice(self._choose, self)
         return tokens
 
 
-def seconds(tokens: Iterator[Any]) -> float:
-    """Processor seconds a thread of all but the first tokens: other programs on the machine do not count."""
+def seconds(tokens: Iterator[Any], device: str) -> float:
+    """Seconds of all but the first tokens: on a CPU of the processor, so that other programs on the machine do not count."""
     for _ in range(4):
         next(tokens)
-    start = time.process_time()
+    decode.wait(device)
+    now = time.process_time if device == "cpu" else time.perf_counter
+    start = now()
     for _ in tokens:
         pass
-    return time.process_time() - start
+    decode.wait(device)
+    return now() - start
 
 
 def compare(model: Any, script: Scripted, count: int, turns: int) -> dict[str, Any]:
     """Median ratio of plain to speculative decoding over alternating runs, and what was drafted in the last."""
     ratios, rates = [], []
     for turn in range(turns + 1):
-        plain, tokens = seconds(script.plain(model, count)), script.speculated(model, count)
-        ratio = plain / seconds(tokens)
+        plain, tokens = seconds(script.plain(model, count), script.device), script.speculated(model, count)
+        ratio = plain / seconds(tokens, script.device)
         if turn:  # the first captures steps
             ratios.append(ratio)
             rates.append(plain / (count - 4))
@@ -118,13 +140,13 @@ def compare(model: Any, script: Scripted, count: int, turns: int) -> dict[str, A
 
 def speeds(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Rows of all models, batches and texts."""
-    for mixer, dtype in itertools.product(options.mixers.split(","), options.dtypes.split(",")):
-        model = decode.build(mixer, decode.SIZES[options.size], "cpu", getattr(torch, dtype))
+    for mixer, dtype in itertools.product((options.mixers or "gla,gated_deltanet,mamba2").split(","), options.dtypes.split(",")):
+        model = decode.build(mixer, decode.SIZES[options.size], options.device, getattr(torch, dtype))
         for rows in map(int, options.rows.split(",")):
             written = texts(model.config.vocab_size, rows, options.prompt, options.new)
             for text in options.texts.split(","):
                 row = {"what": "speed", "mixer": mixer, "size": options.size, "dtype": dtype, "rows": rows, "text": text}
-                yield row | compare(model, Scripted(written[text], options.prompt), options.new, options.turns)
+                yield row | compare(model, Scripted(written[text], options.prompt, options.device), options.new, options.turns)
 
 
 @torch.no_grad()
@@ -179,7 +201,7 @@ def causal() -> list[str]:
 def drawn(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Rows of ``--patterns`` for each mixer."""
     with ProcessPoolExecutor(options.workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        done = [pool.submit(_pattern_row, mixer, options.patterns) for mixer in causal()]
+        done = [pool.submit(_pattern_row, mixer, options.patterns) for mixer in (options.mixers.split(",") if options.mixers else causal())]
         yield from (each.result() for each in as_completed(done))
 
 
@@ -199,7 +221,8 @@ def line(row: dict[str, Any]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speculate", description=__doc__.split("\n")[0])
-    parser.add_argument("--mixers", default="gla,gated_deltanet,mamba2")
+    parser.add_argument("--device", default="cpu", help="of the speeds; patterns run on a CPU")
+    parser.add_argument("--mixers", help="default: gla,gated_deltanet,mamba2; of --patterns every causal one")
     parser.add_argument("--size", default="130M", choices=decode.SIZES)
     parser.add_argument("--dtypes", default="bfloat16")
     parser.add_argument("--rows", default="1,16")
@@ -210,12 +233,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--patterns", type=int, default=0, help="random patterns of each mixer, in place of speeds")
     parser.add_argument("--workers", type=positive, default=1, help="processes of --patterns, of one thread each")
     parser.add_argument("--quick", action="store_true", help="nothing kept")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for speculate-CPU.json")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for speculate-MACHINE.json")
     options = parser.parse_args(arguments)
     from linattn.bench.files import command
     from linattn.bench.gpu.record import Record
 
-    facts, path = destination(parser, "speculate", "cpu", options.out)
+    facts, path = destination(parser, "speculate", options.device, options.out)
     with Record(None if options.quick else path, KEY, facts) as record:
         record.body["runs"][-1]["command"] = command("python -m benchmarks.speculate", arguments or sys.argv[1:])
         for row in drawn(options) if options.patterns else speeds(options):

@@ -205,7 +205,7 @@ def quantised(body: dict, words: dict) -> str:
     steps = [
         (
             f"{r['model']} {r['size']}",
-            r["to"] if r["group"] is None else f"{r['to']}, {r['group']}",
+            r["to"] if r["group"] is None else f"{r['to']}, {r['group']}, {words['head']} {r['head']}",
             f"{r['step_ms']:.3g}",
             f"{r['ratio']:.2f}",
             f"{r['weights_bytes'] / 1e6:,.0f}",

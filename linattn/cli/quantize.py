@@ -17,6 +17,7 @@ def quantize(
     ],
     to: Annotated[str, typer.Option(metavar="TYPE", help="int8, with a scale per output channel, or int4, in groups.")] = "int4",
     group: Annotated[int, typer.Option(metavar="N", help="Neighbours that share a scale in int4: 32, 64 or 128.")] = 64,
+    head: Annotated[str, typer.Option(metavar="TYPE", help="Type of the embedding and the head: int8 or int4.")] = "int8",
     calibrate: Annotated[
         list[Path] | None,
         typer.Option(metavar="TEXT", help="Text of the kind that the model will read, to compensate for rounding.", show_default="none"),
@@ -46,8 +47,8 @@ def quantize(
         raise FileExistsError(f"{place} already exists: give another folder with --out, or remove it")
     model = load(source)
     ids = None if calibrate is None else _tokens(source, calibrate, tokens, context)
-    with Progress(True).counted("quantising", len(formats(model, to, group))) as done:
-        new = quantise(model, to, group, calibrate=ids, progress=done)
+    with Progress(True).counted("quantising", len(formats(model, to, group, head))) as done:
+        new = quantise(model, to, group, head=head, calibrate=ids, progress=done)
     save(new, place, tokenizer=source if source.is_dir() else None)
     sizes = [sum(t.nbytes for t in m.state_dict().values()) / 1e6 for m in (model, new)]
     print(f"{place}: {to}, {sizes[1]:,.1f} MB of {sizes[0]:,.1f}, from {source}")

@@ -131,7 +131,7 @@ class Step:
     """Decoding step on fixed buffers: reads the tokens in ``tokens``, updates the state, and writes the next tokens over them.
 
     ``load`` a state and tokens, then ``run`` once per token; where the state grows, only while ``free`` is true. ``state`` is a
-    copy of the buffers. A caller holds ``lock`` while other threads may generate.
+    copy of the ``buffers``. A caller holds ``lock`` while other threads may generate.
 
     ``buffers`` are a state, contiguous in memory, which the step updates in place; ``tokens`` [rows] int64, None: a new tensor. ``size``
     is the cache capacity: slots of each tensor with a slot per token, 0 if there is no such tensor or if the caller counts the slots.
@@ -144,8 +144,8 @@ class Step:
     ) -> None:  # fmt: skip
         with torch.inference_mode(mode=False), torch.no_grad():
             self._slots, self._size, self._used = capacity.slots_of(model), size, 0
-            self._buffers = buffers
-            self._leaves = [t for layer in self._buffers.layers for t in layer.values()]
+            self.buffers = buffers
+            self._leaves = [t for layer in self.buffers.layers for t in layer.values()]
             self.tokens = torch.zeros_like(buffers.position) if tokens is None else tokens
             self.ended = torch.zeros_like(self.tokens, dtype=torch.bool)
             inputs = [self.tokens, *self._leaves]
@@ -161,6 +161,7 @@ class Step:
             self._computed = list({id(t): t for t in (*computed, *copied)}.values())
             self._sums = sums_of_bits(self._computed)
         self.lock = threading.RLock()
+        self.verifications: dict[Hashable, Any] = {}  # of drafts, on these buffers (verify_graph.py)
         self._graph: Graph | None = None
         self._choice: Choice | None = None
         self._user: Callable[[], Any] = lambda: None
@@ -168,14 +169,14 @@ class Step:
     def _function(self, model: nn.Module, head: nn.Module) -> Callable[..., list[Tensor]]:
         def step(tokens: Tensor, *leaves: Tensor) -> list[Tensor]:
             hidden, state = model(tokens[:, None], self._state(leaves), return_state=True)
-            layers = zip(state.layers, self._buffers.layers, strict=True)
+            layers = zip(state.layers, self.buffers.layers, strict=True)
             return [head(hidden)[:, -1], *(layer[name] for layer, names in layers for name in names)]
 
         return step
 
     def _state(self, leaves: Sequence[Tensor]) -> State:
         rest = iter(leaves)
-        return State([{name: next(rest) for name in layer} for layer in self._buffers.layers])
+        return State([{name: next(rest) for name in layer} for layer in self.buffers.layers])
 
     def current(self) -> bool:
         """True if the weights that constants were computed from are unchanged; writes through ``data`` are not detected."""
@@ -183,17 +184,17 @@ class Step:
 
     @property
     def state(self) -> State:
-        return capacity.trimmed(self._buffers, self._slots, self._used)
+        return capacity.trimmed(self.buffers, self._slots, self._used)
 
     @property
     def nbytes(self) -> int:
         """Bytes of ``state``; the buffers may be larger."""
-        return capacity.nbytes(self._buffers, self._slots, self._used)
+        return capacity.nbytes(self.buffers, self._slots, self._used)
 
     @property
     def held(self) -> int:
         """Bytes of the buffers."""
-        return self._buffers.nbytes
+        return self.buffers.nbytes
 
     @property
     def free(self) -> bool:
@@ -211,7 +212,7 @@ class Step:
             last.give_up()
         self._user = weakref.ref(user)
         self.start(choice)
-        capacity.fill(self._buffers, state, self._slots)
+        capacity.fill(self.buffers, state, self._slots)
         self.tokens.copy_(tokens)
         self.ended.copy_(ended)
         self._used = capacity.taken(state, self._slots) or 0
@@ -222,7 +223,7 @@ class Step:
         if choice == self._choice:
             return
         self._choice, self._graph = choice, None
-        capacity.reset_counters(self._buffers)
+        capacity.reset_counters(self.buffers)
         if self.tokens.is_cuda:
             self._graph = Graph(self._advance, choice.generator)
 

@@ -42,6 +42,7 @@ class Pace:
     def __init__(self) -> None:
         self._step: float | None = None  # seconds of a step
         self._calls: dict[int, float] = {}  # seconds of a call, by its tokens rounded up to a power of two
+        self._least = 0.0  # seconds of a call at the least, until one has been measured
         self._balance = self._elapsed = 0.0
 
     @contextmanager
@@ -52,6 +53,17 @@ class Pace:
         seconds = time.perf_counter() - start
         self._step = _smaller(self._step, seconds)
         self._elapsed += seconds
+
+    def expect(self, seconds: float) -> None:
+        """Take ``seconds`` for the least time of a call until one has been measured."""
+        self._least = seconds
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Record the time of one token by the model's own code, which a verification runs: it may be many times that of a captured step."""
+        start = time.perf_counter()
+        yield
+        self._least = time.perf_counter() - start
 
     @contextmanager
     def losing(self) -> Iterator[None]:
@@ -73,7 +85,8 @@ class Pace:
 
     def length(self, available: Sequence[int], shares: Sequence[Share]) -> int:
         """Number of tokens to draft, from the available tokens and the share of each row; 0 if a step is better."""
-        if self._step is None or not any(available):
+        trial = self.least(len(available))
+        if self._step is None or not any(available) or not trial:
             return 0
         if self._balance < -(SHARE * self._elapsed + GRACE * self._step):
             return 0
@@ -85,7 +98,14 @@ class Pace:
             if now > gain:
                 best, gain = length, now
         explores = self._balance > -SHARE * self._elapsed
-        return best if gain > WORTH else LENGTHS[0] if explores and gain > WORTH / 4 else 0
+        return best if gain > WORTH else trial if explores and gain > WORTH / 4 else 0
+
+    def least(self, rows: int) -> int:
+        """Shortest draft of each of ``rows`` rows that would be a gain if it were accepted whole; 0 if there is none."""
+        step = self._step
+        if step is None:
+            return 0
+        return next((n for n in LENGTHS if (n + 1) * step > WORTH * self._cost(rows * (n + 1))), 0)
 
     def _cost(self, tokens: int) -> float:
         """Seconds of a call on ``tokens``: measured, else from the nearest measured size, else estimated."""
@@ -94,7 +114,7 @@ class Pace:
         if size in self._calls:
             return self._calls[size]
         if not self._calls:
-            return self._step * (2 + 0.1 * size)
+            return max(self._step * (2 + 0.1 * size), self._least)
         nearest = min(self._calls, key=lambda known: abs(known.bit_length() - size.bit_length()))
         return self._calls[nearest] * (1 + 0.2 * (size / nearest - 1)) if size > nearest else self._calls[nearest]
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from linattn.generate import verify_graph
 from linattn.generate.captured import Choice, Step
 from linattn.generate.drafter import Source
 from linattn.generate.noise import Rule, noise_of
 from linattn.generate.pace import LENGTHS, Pace, Share
-from linattn.generate.prefill import prefill
+from linattn.generate.prefill import Tell, prefill
 from linattn.generate.tokens import Tokens
 from linattn.generate.verify import Chunk, accepted
+from linattn.generate.verify_graph import LONGEST, Verification, of_step
 from linattn.state import State
 
+LAYER = 2e-4  # seconds of a layer in a CUDA graph of a verification, at the least
 LEAD = 64  # most tokens by which a row may be ahead of another, as their noise is kept
 
 
@@ -29,13 +33,15 @@ class Speculated(Tokens):
     """
 
     def __init__(
-        self, model: Any, ids: Tensor, count: int, rule: Rule, stops: tuple[int, ...], state: State | None, source: Source, *, single: bool
-    ) -> None:
+        self, model: Any, ids: Tensor, count: int, rule: Rule, stops: tuple[int, ...], state: State | None, source: Source, *, single: bool,
+        ahead: bool = False,
+    ) -> None:  # fmt: skip
         rows = len(ids)
         self._noise = noise_of(rule, rows, model)
         self._now = None if self._noise is None else torch.empty_like(self._noise.like)  # buffer that a captured step reads
-        choice = Choice(lambda logits: rule.tokens(logits, self._now), object(), None, stops)
-        super().__init__(model, ids, count, choice, state, single=single, ahead=False)
+        name = "greedy" if self._noise is None else object()  # a step keeps its CUDA graph for equal names
+        choice = Choice(lambda logits: rule.tokens(logits, self._now), name, None, stops)
+        super().__init__(model, ids, count, choice, state, single=single, ahead=ahead)
         self._rule, self._pace, self._shares = rule, Pace(), [Share() for _ in range(rows)]
         self._drafter = source.drafter(ids, rule, self._noise)
         self._made: list[list[int]] = [[] for _ in range(rows)]
@@ -43,6 +49,11 @@ class Speculated(Tokens):
         self._count, self._out = count, 0
         self._base: tuple[State, int] | None = None  # a state of all rows, with the number of new tokens of each row
         self._kept: Step | None = None  # a captured step that this generation has used
+        self._graphs = verify_graph.refusal(model.model) is None
+        self._several = verify_graph.greedy
+        self._promising = False  # whether there was a draft when it was last asked for
+        if self._graphs:
+            self._pace.expect(LAYER * len(model.model.layers))
         self.longest = LENGTHS[-1]
         self.verified = self.drafted = self.accepted = 0
 
@@ -96,8 +107,13 @@ class Speculated(Tokens):
 
     def _drafts(self) -> list[list[int]]:
         """Draft of each row to verify now; empty if a step of one token is better or must come first."""
-        if self._ahead or self._known is not None or self._unread.shape[1] != 1 or not self._made[0]:
+        if self._known is not None or self._unread.shape[1] != 1 or not self._made[0]:
             return []
+        drafts = self._proposed()
+        self._promising = bool(drafts)
+        return [] if self._ahead else drafts
+
+    def _proposed(self) -> list[list[int]]:
         least = min(map(len, self._made))
         rooms = [max(0, min(self.longest, self._count - len(made) - 1, LEAD - (len(made) - least))) for made in self._made]
         length = self._pace.length(rooms, self._shares)
@@ -120,7 +136,7 @@ class Speculated(Tokens):
             self._refill()
             if self._step is not None:
                 with self._pace.stepping():
-                    token = self._captured().tolist()
+                    token = self._ahead_of(self._captured())
             elif self._captures:
                 token = self._eager().tolist()  # may capture a step
             else:
@@ -129,13 +145,32 @@ class Speculated(Tokens):
         self._kept = self._step
         return [[i] for i in token]
 
+    def _ahead_of(self, token: Tensor) -> list[int]:
+        """Values of ``token`` [B]; meanwhile a GPU computes the next one, unless a draft is to be verified."""
+        step = self._step
+        if not self._runs_ahead or step is None or not step.free or self._left < 2 or self._promising:
+            return list(token.tolist())
+        values = token.to("cpu", non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._refill(1)
+        super()._run()
+        event.synchronize()
+        return list(values.tolist())
+
     def _verified(self, drafts: Sequence[Sequence[int]], start: float) -> list[list[int]]:
         """Compute the tokens that the model chooses after each row's last token and ``drafts``, up to the first that was not drafted.
 
         Drafting began at the time ``start``.
         """
-        state = self._leave_step()
         rows = [[made[-1], *draft] for made, draft in zip(self._made, drafts, strict=True)]
+        captured = self._captured_verification(max(map(len, rows)))
+        if captured is not None:
+            with self._held():
+                new = captured(rows, self._done)
+            self._note(drafts, new, time.perf_counter() - start)
+            return new
+        state = self._leave_step()
         chunk = Chunk(self._model.model, rows, state)
         chosen = self._chosen(chunk.hidden, rows)
         new = [
@@ -146,10 +181,24 @@ class Speculated(Tokens):
         self._last = torch.tensor([n[-1] for n in new], device=self._last.device)
         self._unread = self._last[:, None]
         self._ended = torch.tensor([n[-1] in self._choice.stops for n in new], device=self._last.device)
+        self._note(drafts, new, time.perf_counter() - start)
+        return new
+
+    def _note(self, drafts: Sequence[Sequence[int]], new: Sequence[Sequence[int]], seconds: float) -> None:
+        """Count and time a verification."""
         drafted, right = [len(draft) for draft in drafts], [len(n) - 1 for n in new]
         self.verified, self.drafted, self.accepted = self.verified + 1, self.drafted + sum(drafted), self.accepted + sum(right)
-        self._pace.verified(time.perf_counter() - start, drafted, right, self._shares)
-        return new
+        self._pace.verified(seconds, drafted, right, self._shares)
+
+    def _captured_verification(self, longest: int) -> Verification | None:
+        """Verification of up to ``longest`` tokens of each row on the buffers of the current step, if there is one."""
+        if self._noise is not None or self._step is None or not self._graphs or longest > LONGEST[-1]:
+            return None
+        with self._held():
+            if self._base is None:
+                self._base = self._step.state, len(self._made[0])
+            size = next(n for n in LONGEST if n >= longest)
+            return of_step(self._model.model, self._model.lm_head, self._step, size, self._choice.stops, self._several)
 
     def _leave_step(self) -> State:
         """Take the state back from the captured step, and keep it if all rows have equally many tokens."""
@@ -174,14 +223,19 @@ class Speculated(Tokens):
         if self._step is None and self._kept is not None and self._unread.shape[1] == 1 and self._known is None:
             self._capture()
 
-    def _refill(self) -> None:
-        """Put the noise of each row's position into the buffer that a step reads."""
+    def _refill(self, ahead: int = 0) -> None:
+        """Put the noise of the position ``ahead`` of each row's next one into the buffer that a step reads."""
         if self._noise is not None and self._now is not None and not self._ahead:
-            self._now.copy_(self._noise.at([(b, len(made)) for b, made in enumerate(self._made)]))
+            self._now.copy_(self._noise.at([(b, len(made) + ahead) for b, made in enumerate(self._made)]))
 
     def _run(self) -> None:
         self._refill()
         super()._run()
+
+    def _read(self, piece: int | None = None, tell: Tell | None = None) -> None:
+        eager = self._unread.is_cuda and not self._graphs and self._state is not None and self._unread.shape[1] == 1
+        with self._pace.reading() if eager else nullcontext():
+            super()._read(piece, tell)
 
     def give_up(self) -> None:
         self._kept = None

@@ -79,7 +79,7 @@ def stream(  # noqa: PLR0913  public
         check_draft(draft, model)
     if flag("lookup", lookup) or draft is not None:
         rule = Rule(partial(probabilities, sampling=sampling) if temperature else None, generator)
-        return Speculated(model, rows, max_new_tokens, rule, stops, state, Source(draft), single=prompt.ndim == 1)
+        return Speculated(model, rows, max_new_tokens, rule, stops, state, Source(draft), single=prompt.ndim == 1, ahead=True)
     choice = Choice(partial(sample, sampling=sampling, generator=generator), sampling, generator, stops)
     return Tokens(model, rows, max_new_tokens, choice, state, single=prompt.ndim == 1)
 

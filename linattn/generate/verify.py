@@ -69,7 +69,7 @@ class Chunk:
         packed = len(set(lengths)) > 1 and all(layer.mixer.info.recurrent for layer in model.layers)
         self._layout = Layout(lengths, packed, model.device)
         self._model, self._before = model, state
-        with _inputs(model) as self._inputs:
+        with recorded_inputs(model) as self._inputs:
             hidden, after = model(self._layout.ids(rows), state, return_state=True, **self._layout.keywords)
         self.hidden, self._after = self._layout.tokens(hidden), after
 
@@ -100,7 +100,7 @@ def accepted(row: Sequence[int], chosen: Sequence[int], stops: Collection[int] =
 
 
 @contextmanager
-def _inputs(model: Any) -> Iterator[list[Tensor]]:
+def recorded_inputs(model: Any) -> Iterator[list[Tensor]]:
     """Record the inputs [B, T, D] of the mixers of ``model`` in the calls of this thread."""
     found: list[Tensor] = []
     thread = threading.get_ident()

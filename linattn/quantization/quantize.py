@@ -26,6 +26,7 @@ def quantize(
     to: str = "int4",
     group: int = 64,
     *,
+    head: str = "int8",
     calibrate: Tensor | None = None,
     progress: Progress = lambda layer: None,
 ) -> Any:
@@ -38,6 +39,7 @@ def quantize(
         model: a :class:`linattn.LanguageModel` or its Hugging Face twin.
         to: ``"int8"``: a scale for each output channel; ``"int4"``: one for each ``group`` of inputs of a channel.
         group: 32, 64 or 128 inputs; for layers that it does not divide, the next smaller group that does, or int8.
+        head: the format of the embedding and the head, which in int4 cost as much quality as all other layers together.
         calibrate: tokens [N, T] like those that the model will read, by which later weights compensate the rounding of earlier
             ones (GPTQ). None: every weight is rounded to nearest.
         progress: called with the name of each quantised part.
@@ -49,8 +51,8 @@ def quantize(
         TypeError: for a model of another class.
         ValueError: for another format, a model that is quantised already, and for ``calibrate`` other than tokens [N, T].
     """
-    _check(model, to, group)
-    chosen = formats(model, to, group)
+    _check(model, to, group, head)
+    chosen = formats(model, to, group, head)
     new = _copied(model, chosen)
     if calibrate is not None:
         calibration.quantise(new, chosen, calibration.checked(new, calibrate), put, progress)
@@ -91,11 +93,12 @@ def _copied(model: nn.Module, chosen: dict[str, Format]) -> nn.Module:
     return new.eval()
 
 
-def _check(model: Any, to: str, group: int) -> None:
+def _check(model: Any, to: str, group: int, head: str) -> None:
     if not hasattr(model, "lm_head") or not hasattr(getattr(model, "model", None), "layers"):
         raise TypeError(f"model must be a linattn.LanguageModel or its Hugging Face twin, but came as {type(model).__name__}")
-    if to not in FORMATS:
-        raise ValueError(f"to must be one of {', '.join(FORMATS)}, but came as {to!r}")
+    for name, given in (("to", to), ("head", head)):
+        if given not in FORMATS:
+            raise ValueError(f"{name} must be one of {', '.join(FORMATS)}, but came as {given!r}")
     if group not in GROUPS:
         raise ValueError(f"group must be one of {', '.join(map(str, GROUPS))}, but came as {group!r}")
     if quantised.formats(model):

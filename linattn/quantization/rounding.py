@@ -9,7 +9,7 @@ from linattn.models.quantised import Format
 from linattn.ops.torch.quantised import Quantised, group_scale, nearest, packed, row_scale
 
 _PIECE = 128  # columns whose errors are propagated to later columns at once
-DAMPING = 0.01  # of the mean of the diagonal of the second moments
+DAMPING = 0.01  # of each channel's second moment
 
 
 def rounded(weight: Tensor, form: Format) -> Quantised:
@@ -29,43 +29,62 @@ def compensated(weight: Tensor, form: Format, moments: Tensor) -> Quantised:
 
     For inputs x with second moments H = E[x xᵀ] the error of a row is (w − ŵ) H (w − ŵ)ᵀ. If column i is fixed at ŵ_i, the
     least error of the later columns is reached by w_j −= (w_i − ŵ_i) U_ij / U_ii, with H⁻¹ = Uᵀ U and U upper triangular.
+    Columns with large inputs come first, because most columns can still make up for them. Scales are chosen before, by the error
+    weighted with the diagonal of H.
 
     Args:
         weight: of any dtype.
         form: the format.
         moments: [K, K], of any scale.
     """
-    w, upper = weight.detach().float().clone(), _upper(moments)
-    numbers = torch.empty_like(w)
-    step = form.group or _PIECE
-    whole = row_scale(w) if form.group is None else None
-    scales = []
-    for first in range(0, w.shape[1], step):
-        piece = slice(first, first + step)
-        scale = whole if whole is not None else group_scale(w[:, piece])
-        scales.append(scale)
-        numbers[:, piece], errors = _columns(w[:, piece], scale.float(), upper[piece, piece], 127 if form.group is None else 7)
+    w, h = weight.detach().float(), _damped(moments)
+    squares = h.diagonal().float()
+    if form.group is None:
+        scale = row_scale(w)
+        each, largest = scale[:, None].expand_as(w), 127
+    else:
+        scale = group_scale(w.unflatten(1, (-1, form.group)), squares.view(-1, form.group))
+        each, largest = scale.float().repeat_interleave(form.group, 1), 7
+    order = squares.argsort(descending=True)
+    codes = torch.empty_like(w)
+    codes[:, order] = _rounded_in_turn(w[:, order], each[:, order], _upper(h[order][:, order]), largest)
+    return Quantised(codes.to(torch.int8) if form.group is None else packed(codes), scale)
+
+
+def _rounded_in_turn(w: Tensor, scale: Tensor, upper: Tensor, largest: int) -> Tensor:
+    """Codes of the columns of w [N, K] with their scales, from the first column on; w is overwritten."""
+    codes = torch.empty_like(w)
+    for first in range(0, w.shape[1], _PIECE):
+        piece = slice(first, first + _PIECE)
+        codes[:, piece], errors = _columns(w[:, piece], scale[:, piece], upper[piece, piece], largest)
         w[:, piece.stop :] -= errors @ upper[piece, piece.stop :]
-    if whole is not None:
-        return Quantised(numbers.to(torch.int8), whole)
-    return Quantised(packed(numbers), torch.stack(scales, 1))
+    return codes
 
 
 def _columns(w: Tensor, scale: Tensor, upper: Tensor, largest: int) -> tuple[Tensor, Tensor]:
     """Round the columns w [N, C] in place; returns codes, and errors divided by U_ii."""
     codes, errors = torch.empty_like(w), torch.empty_like(w)
     for i in range(w.shape[1]):
-        codes[:, i] = nearest(w[:, i], scale, largest)
-        errors[:, i] = (w[:, i] - codes[:, i] * scale) / upper[i, i]
+        codes[:, i] = nearest(w[:, i], scale[:, i], largest)
+        errors[:, i] = (w[:, i] - codes[:, i] * scale[:, i]) / upper[i, i]
         w[:, i:] -= errors[:, i, None] * upper[i, i:]
     return codes, errors
 
 
-def _upper(moments: Tensor) -> Tensor:
-    """U [K, K] with H⁻¹ = Uᵀ U, of damped moments H; a channel that is always 0 stands for itself."""
+def _damped(moments: Tensor) -> Tensor:
+    """Moments in float64 with a larger diagonal; a channel that is always 0 stands for itself.
+
+    Each channel's own moment is raised: the mean of all is that of a few channels which are a thousand times as large as the others
+    in many trained models, and would leave nothing to compensate in those.
+    """
     h = moments.double().clone()
     diagonal = h.diagonal()
     diagonal[diagonal == 0] = 1
-    diagonal += DAMPING * diagonal.mean()
+    diagonal *= 1 + DAMPING
+    return h
+
+
+def _upper(h: Tensor) -> Tensor:
+    """U [K, K] with H⁻¹ = Uᵀ U."""
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(h))
     return torch.linalg.cholesky(inverse, upper=True).float()

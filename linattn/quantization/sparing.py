@@ -13,11 +13,12 @@ from linattn.models.quantised import Format, quantisable
 from linattn.ops.torch.quantised import GROUPS
 
 SMALL = 32  # least rows and columns of a quantised matrix; smaller ones make heads, ranks, experts
+ENDS = ("model.embedding", "lm_head")
 _TOKENS = 4  # tokens of a mixer's trial call
 
 
-def formats(model: nn.Module, to: str, group: int) -> dict[str, Format]:
-    """Format of every layer of ``model`` that is to be quantised, by name."""
+def formats(model: nn.Module, to: str, group: int, head: str = "int8") -> dict[str, Format]:
+    """Format of every layer of ``model`` that is to be quantised, by name; ``head`` is that of the embedding and the head."""
     kept: dict[str, tuple[int, int]] = {}
     shared: dict[type, Tensor | None] = {}
     for place, mixer in model.named_modules():
@@ -30,7 +31,8 @@ def formats(model: nn.Module, to: str, group: int) -> dict[str, Format]:
             rows, columns = module.weight.shape
             first, last = kept.get(name, (0, 0))
             if min(rows - (last - first), columns) >= SMALL:
-                found[name] = _format(to, group, int(columns), (first, last) if last else None)
+                own = head if name in ENDS else to
+                found[name] = _format(own, group, int(columns), (first, last) if last else None)
     return found
 
 

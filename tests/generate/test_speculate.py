@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from benchmarks import speculate as benchmark
-from linattn.generate import Pool, captured, lookup, noise, stream
+from linattn.generate import Pool, captured, lookup, noise, stream, verify_graph
 from linattn.generate.lookup import Lookup
 from linattn.generate.pace import GRACE, LENGTHS, SHARE, Pace, Share
+from linattn.generate.prefill import prefill
 from linattn.generate.verify import accepted
 from linattn.models import LanguageModel, LMConfig
 
@@ -188,6 +189,42 @@ def test_drafts_that_are_right_become_long(clock):
     seconds, length = paced(clock, 1.0, 1000, lambda n: 3 + 0.1 * n)
     assert length == LENGTHS[-1]
     assert seconds < 1000 / 4
+
+
+def test_no_draft_is_verified_where_a_call_costs_more_than_the_longest_could_save(clock):
+    for seconds, wanted in ((40.0, False), (4.0, True)):
+        pace = Pace()
+        with pace.reading():
+            clock.now += seconds
+        with pace.stepping():
+            clock.now += 1.0
+        assert bool(pace.least(1)) is wanted and bool(pace.length([31], [Share()])) is wanted
+
+
+def test_the_first_draft_is_long_enough_to_pay(clock):
+    pace = Pace()
+    pace.expect(12.0)
+    with pace.stepping():
+        clock.now += 1.0
+    assert pace.length([31], [Share()]) == 15
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("mixer", ["gla", "gated_deltanet", "mamba2", "rwkv7"])
+def test_verification_on_the_buffers_of_a_step(mixer, rows, drafting, monkeypatch):
+    """As on a GPU, but without a CUDA graph: tokens and states are those of plain decoding, with and without stop tokens."""
+    lm = model(mixer)
+    monkeypatch.setattr(verify_graph, "refusal", lambda _: None)
+    ids = torch.arange(40 * rows).view(rows, 40) * 5 % VOCABULARY
+    for stops in ([], [3]):
+        how = {"max_new_tokens": 120, "temperature": 0.0, "stop": stops}
+        wanted = torch.stack(list(stream(lm, ids, **how)), 1)
+        tokens = stream(lm, ids, **how, lookup=True)
+        assert torch.equal(torch.stack(list(tokens), 1), wanted)
+        assert stops or (tokens.verified > 3 and tokens._kept is not None and tokens._kept.verifications)
+        again = prefill(lm.model, torch.cat([ids, wanted], 1))[1]
+        for layer, other in zip(tokens.state.layers, again.layers, strict=True):
+            assert stops or all(torch.allclose(t.double(), other[name].double(), rtol=1e-4, atol=1e-6) for name, t in layer.items())
 
 
 @pytest.mark.parametrize("mixer", ["gla", "mamba2, mla", "gla, softmax"])

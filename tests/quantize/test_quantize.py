@@ -50,7 +50,7 @@ def test_outputs_and_gradients_are_those_of_the_rounded_weights(mixer, to):
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("mixer", ["gla", "gated_deltanet", "mamba2"])
 def test_captured_steps_write_what_the_model_says(mixer, tied):
-    q = linattn.quantize(made(mixer, tie_embeddings=tied), to="int4", group=64)
+    q = linattn.quantize(made(mixer, tie_embeddings=tied), to="int4", group=64, head="int4" if mixer == "gla" else "int8")
     twin = plain_twin(q, made(mixer, tie_embeddings=tied))
     tokens = [int(t) for t in stream(q, IDS[0], max_new_tokens=80, temperature=0)]
     with torch.no_grad():
@@ -63,7 +63,9 @@ def test_what_is_quantised():
     q = linattn.quantize(made("mamba2", tie_embeddings=False), to="int4", group=64)
     told = formats(q)
     mixer = q.model.layers[0].mixer
-    assert told["model.embedding"].group == told["lm_head"].group == 64
+    assert told["model.embedding"].to == told["lm_head"].to == "int8" and told["model.layers.0.mixer.o_proj"].group == 64
+    coarse = formats(linattn.quantize(made("mamba2", tie_embeddings=False), to="int4", group=64, head="int4"))
+    assert coarse["model.embedding"].group == coarse["lm_head"].group == 64
     assert told["model.layers.0.mixer.in_proj"].kept == (mixer.convolved, mixer.convolved + mixer.heads)  # the time steps
     assert all("conv" not in name and "norm" not in name for name in told)
     delta = formats(linattn.quantize(made("gated_deltanet"), to="int4"))
@@ -137,7 +139,7 @@ def test_files(tmp_path, tied):
             again = linattn.load(tmp_path / name)
             assert torch.equal(again(IDS).logits, wanted) and again.dtype == torch.bfloat16
     content = json.loads((tmp_path / "one" / "config.json").read_text())
-    assert content["quantization_config"]["modules"]["model.embedding"] == {"to": "int4", "group": 64}
+    assert content["quantization_config"]["modules"]["model.layers.0.mixer.o_proj"] == {"to": "int4", "group": 64}
     content["quantization_config"]["modules"]["model.layers.9.mixer.q_proj"] = {"to": "int8"}
     (tmp_path / "one" / "config.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"no linear layer or embedding 'model\.layers\.9"):
@@ -177,8 +179,9 @@ def test_adapters_learn_beside_a_frozen_base():
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_decoding_never_unpacks_the_head_or_the_embedding(tied, monkeypatch):
-    q = linattn.quantize(made(tie_embeddings=tied, vocab_size=300), to="int4")
+@pytest.mark.parametrize("head", ["int4", "int8"])
+def test_decoding_never_unpacks_the_head_or_the_embedding(tied, head, monkeypatch):
+    q = linattn.quantize(made(tie_embeddings=tied), to="int4", head=head)
     monkeypatch.setattr(type(q.lm_head), "weight", property(lambda _: pytest.fail("the weight of the head was unpacked")))
     monkeypatch.setattr(type(q.model.embedding), "weight", property(lambda _: pytest.fail("the weight of the embedding was unpacked")))
     assert q.device == q.model.device == torch.device("cpu")
@@ -194,7 +197,8 @@ def test_decoding_never_unpacks_the_head_or_the_embedding(tied, monkeypatch):
 
 def test_dtypes_move_and_scales_stay():
     q = linattn.quantize(made(), to="int4").bfloat16()
-    assert q.model.embedding.scale.dtype == torch.float16 and q(IDS).dtype == torch.bfloat16
+    assert q.model.layers[0].mixer.o_proj.scale.dtype == torch.float16 and q.model.embedding.scale.dtype == torch.float32
+    assert q(IDS).dtype == torch.bfloat16
     assert q.lm_head.weight.dtype == torch.bfloat16 and q.float()(IDS).dtype == torch.float32
 
 
@@ -203,6 +207,8 @@ def test_bad_arguments():
     before = {n: t.clone() for n, t in model.state_dict().items()}
     with pytest.raises(ValueError, match="to must be one of"):
         linattn.quantize(model, to="int3")
+    with pytest.raises(ValueError, match="head must be one of"):
+        linattn.quantize(model, head="float8")
     with pytest.raises(ValueError, match="group must be one of"):
         linattn.quantize(model, group=48)
     with pytest.raises(TypeError, match="model must be a linattn"):
@@ -230,25 +236,25 @@ def test_the_command(tmp_path):
     text.write_text("a text of some bytes " * 40)
     assert main(["quantize", str(tmp_path / "run"), "--to", "int4", "--group", "32", "--calibrate", str(text), "--context", "64"]) == 0
     model, codec = load_run(tmp_path / "run-int4")
-    assert {form.group for form in formats(model).values()} == {32} and codec.vocab_size == 256
+    assert {form.group for name, form in formats(model).items() if "layers" in name} == {32} and codec.vocab_size == 256
     assert main(["quantize", str(tmp_path / "run"), "--to", "int4"]) == 2  # the folder is there
     assert main(["quantize", str(tmp_path / "run"), "--to", "int2", "--out", str(tmp_path / "other")]) == 2
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize("dtype", ["Q4_0", "Q8_0"])
-def test_gguf_files_have_the_same_numbers(tmp_path, dtype):
+@pytest.mark.parametrize(("dtype", "head"), [("Q4_0", "int4"), ("Q4_0", "int8"), ("Q8_0", "int8")])
+def test_gguf_files_have_the_same_numbers(tmp_path, dtype, head):
     gguf = pytest.importorskip("gguf")
     from linattn.hf.gguf.write import export_gguf
 
-    q = linattn.quantize(made("mamba2", ffn="none", tie_embeddings=True), to={"Q4_0": "int4", "Q8_0": "int8"}[dtype], group=32)
+    q = linattn.quantize(made("mamba2", ffn="none", tie_embeddings=True), to={"Q4_0": "int4", "Q8_0": "int8"}[dtype], group=32, head=head)
     export_gguf(q, tmp_path / "model.gguf", dtype=dtype)
     tensors = {t.name: t for t in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
-    assert tensors["token_embd.weight"].tensor_type.name == dtype
+    assert tensors["token_embd.weight"].tensor_type.name == {"int4": "Q4_0", "int8": "Q8_0"}[head]
     pairs = {"token_embd.weight": q.model.embedding, "blk.0.ssm_out.weight": q.model.layers[0].mixer.o_proj}
     for name, module in pairs.items():
         there = torch.from_numpy(gguf.quants.dequantize(tensors[name].data, tensors[name].tensor_type).copy())
-        if dtype == "Q4_0":
+        if tensors[name].tensor_type.name == "Q4_0":
             assert torch.equal(there, module.weight)
         else:  # rounded once more, to 127ths of each block's largest, with a scale of 11 bits
             assert (there - module.weight).abs().max() <= module.weight.abs().max() * (0.5 / 127 + 2**-11)

@@ -35,7 +35,7 @@ def export_gguf(
             rwkv7, qwen3_next, kimi_linear and minimax.
         path: the file; an old one is replaced.
         dtype: of the matrices: F32, F16, BF16, or Q8_0 and Q4_0, where rows that are no multiple of 32 long stay F32. All other tensors are
-            F32. Weights in int4 by :func:`linattn.quantize` have the same values in Q4_0.
+            F32. Weights in int4 by :func:`linattn.quantize` have the same values in Q4_0; its embedding and head in int8 become Q8_0.
         tokenizer: a folder with ``tokenizer.json``, byte-level BPE; None: the file has no vocabulary, only its size.
         context: maximum number of tokens in llama.cpp; the size of the state does not depend on it.
 
@@ -62,10 +62,12 @@ def export_gguf(
         for key, value in metadata.items():
             _add(writer, f"{name}.{key}", value)
         _add_vocabulary(writer, vocabulary, ours.vocab_size)
+        eights = _ends_of_8_bits(model)
         with torch.no_grad():
             for tensor, value in _tensors(model, written):
                 matrix = tensor.removesuffix(".weight").split(".")[-1] in (*written.matrices, "token_embd", "output")
-                _add_tensor(gguf, writer, tensor, value, dtype if matrix else "F32")
+                own = "Q8_0" if dtype == "Q4_0" and tensor.split(".")[0] in eights else dtype
+                _add_tensor(gguf, writer, tensor, value, own if matrix else "F32")
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -79,6 +81,12 @@ def _tensors(model: Any, written: Written) -> list[tuple[str, Tensor]]:
     if not (ours.tie_embeddings and written.tied):
         found.append(("output.weight", weights["lm_head.weight"]))
     return [*found, *written.tensors(ours, weights)]
+
+
+def _ends_of_8_bits(model: Any) -> set[str]:
+    """Names of the tensors that stand for the embedding and the head, where those are int8."""
+    names = {"model.embedding": "token_embd", "lm_head": "output"}
+    return {names[name] for name, form in quantised.formats(model).items() if name in names and form.to == "int8"}
 
 
 def _add(writer: Any, key: str, value: Any) -> None:

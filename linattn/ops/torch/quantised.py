@@ -66,8 +66,8 @@ def row_scale(w: Tensor) -> Tensor:
     return w.abs().amax(1) / 127
 
 
-def group_scale(w: Tensor) -> Tensor:
-    """Scales [..] of 4 bits in float16, of groups w [.., group]: the candidate of least squared error.
+def group_scale(w: Tensor, weight: Tensor | float = 1.0) -> Tensor:
+    """Scales [..] of 4 bits in float16, of groups w [.., group]: the candidate of least squared error, in the sum times ``weight``.
 
     Values that were quantised before get their scale back, up to rounding.
     """
@@ -76,7 +76,7 @@ def group_scale(w: Tensor) -> Tensor:
     for share in _SHARES:
         scale = (largest * share).clamp(-_LARGEST, _LARGEST).half()
         wide = scale.float()[..., None]
-        error = (w - nearest(w, wide, 7) * wide).square().sum(-1)
+        error = ((w - nearest(w, wide, 7) * wide).square() * weight).sum(-1)
         best, least = torch.where(error < least, scale, best), torch.minimum(error, least)
     return best
 

@@ -121,21 +121,41 @@ LINATTN_INLINE Scales scales_of(const Call& call, const Call::Map& map, const Ve
     return {first, groups, to, to + room};
 }
 
-// Row r of a matrix with V vectors from v on, summed into lanes.
-template <int V, class T>
-LINATTN_INLINE void row_products(
+// R rows of a matrix from r on with V vectors from v on, summed into lanes.
+template <int R, int V, class T>
+LINATTN_INLINE void rows_products(
     const Call& call, const Call::Map& map, const Vectors& in, int64_t v, int64_t r, const Scales& all, float* totals, int64_t step) {
-    if (map.bits == 0) return products<V>((const T*)map.matrix + r * map.row, in.x + v * in.row, in.row, call.inputs, totals, step);
-    if (map.bits == 8) return products8<V>((const int8_t*)map.matrix + r * map.row, in.rounded + v, call.inputs, totals, step);
-    const float* scales[V];
-    for (int i = 0; i < V; i++) {
+    if (map.bits == 0) {
+        for (int i = 0; i < R; i++)
+            products<V>((const T*)map.matrix + (r + i) * map.row, in.x + v * in.row, in.row, call.inputs, totals + i * LANES, step);
+        return;
+    }
+    if (map.bits == 8)
+        return products8<R, V>((const int8_t*)map.matrix + r * map.row, map.row, in.rounded + v, call.inputs, totals, step);
+    const float* scales[R * V];
+    for (int i = 0; i < R * V; i++) {
         float* to = all.joined + i * in.joined();
-        join_scales(all.groups_of + (r - all.first) * all.groups, all.groups, map.group, in.rounded[v + i], to);
+        join_scales(all.groups_of + (r + i / V - all.first) * all.groups, all.groups, map.group, in.rounded[v + i % V], to);
         scales[i] = to;
     }
     const uint8_t* codes = (const uint8_t*)map.matrix + r * map.row;
-    if (map.group == BLOCK32) products4<V, true>(codes, scales, in.rounded + v, call.inputs, totals, step);
-    else products4<V, false>(codes, scales, in.rounded + v, call.inputs, totals, step);
+    if (map.group == BLOCK32) products4<R, V, true>(codes, map.row, scales, in.rounded + v, call.inputs, totals, step);
+    else products4<R, V, false>(codes, map.row, scales, in.rounded + v, call.inputs, totals, step);
+}
+
+// `count` rows of a matrix with V vectors from v on: some rows together, the rest one by one.
+template <int R, int V, class T>
+void rows_by(const Call& call, const Call::Map& map, const Vectors& in, int64_t v, int64_t first, int count, const Scales& scales, float* totals) {
+    constexpr int STEP = BLOCK * LANES;
+    int r = 0;
+    for (; r + R <= count; r += R) rows_products<R, V, T>(call, map, in, v, first + r, scales, totals + r * LANES, STEP);
+    for (; r < count; r++) rows_products<1, V, T>(call, map, in, v, first + r, scales, totals + r * LANES, STEP);
+}
+template <int V, class T>
+void rows_of(const Call& call, const Call::Map& map, const Vectors& in, int64_t v, int64_t first, int count, const Scales& scales, float* totals) {
+    constexpr int FEW = LANES == 16 ? 4 / V : V == 1 ? 2 : 1;  // with 4 bits, as many as there are registers for
+    if (map.bits == 4) return rows_by<FEW, V, T>(call, map, in, v, first, count, scales, totals);
+    rows_by<4 / V, V, T>(call, map, in, v, first, count, scales, totals);
 }
 
 // Rows [first, first + count) of a matrix with all vectors: results[v][r].
@@ -146,12 +166,9 @@ void multiply(const Call& call, const Call::Map& map, const Vectors& in, int64_t
     for (int64_t v = 0; v < call.vectors;) {
         const int64_t left = call.vectors - v;
         const int some = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-        for (int r = 0; r < count; r++) {
-            float* to = totals[0] + r * LANES;
-            if (some == 4) row_products<4, T>(call, map, in, v, first + r, scales, to, BLOCK * LANES);
-            else if (some == 2) row_products<2, T>(call, map, in, v, first + r, scales, to, BLOCK * LANES);
-            else row_products<1, T>(call, map, in, v, first + r, scales, to, BLOCK * LANES);
-        }
+        if (some == 4) rows_of<4, T>(call, map, in, v, first, count, scales, totals[0]);
+        else if (some == 2) rows_of<2, T>(call, map, in, v, first, count, scales, totals[0]);
+        else rows_of<1, T>(call, map, in, v, first, count, scales, totals[0]);
         for (int k = 0; k < some; k++)
             for (int r = 0; r < count; r += LANES) {
                 Float y = sums(totals[k] + r * LANES);

@@ -121,33 +121,37 @@ inline void round_unit(const float* x, int64_t u, const Rounded& to) {
     for (int b = 0; b < UNIT / BLOCK32; b++) eights[b * TOTALS * LANES / 2] = int32_t(-8u * sums[b]);
 }
 
-// Rows of codes are read in whole units; an incomplete last unit is copied and padded with zeros.
-template <class Code, class Step>
-LINATTN_INLINE void for_units(const Code* w, int64_t bytes, int unit_bytes, Step&& step) {
+// Rows of codes are read in whole units; an incomplete last unit is copied and padded with zeros. R rows are read together, so that their
+// sums do not wait for each other.
+template <int R, class Code, class Step>
+LINATTN_INLINE void for_units(const Code* w, int64_t row, int64_t bytes, int unit_bytes, Step&& step) {
     int64_t u = 0;
     for (; (u + 1) * unit_bytes <= bytes; u++) {
-        __builtin_prefetch((const char*)w + u * unit_bytes + AHEAD_OF_CODES, 0, 2);
-        step(w + u * unit_bytes, u);
+        for (int r = 0; r < R; r++) __builtin_prefetch((const char*)w + r * row + u * unit_bytes + AHEAD_OF_CODES, 0, 2);
+        step(w + u * unit_bytes, row, u);
     }
     if (u * unit_bytes == bytes) return;
-    Code rest[UNIT] = {};
-    memcpy(rest, w + u * unit_bytes, bytes - u * unit_bytes);
-    step(rest, u);
+    Code rest[R][UNIT] = {};
+    for (int r = 0; r < R; r++) memcpy(rest[r], w + r * row + u * unit_bytes, bytes - u * unit_bytes);
+    step(rest[0], UNIT, u);
 }
 
-// w · x[v] for codes of 8 bits, summed into lanes.
-template <int V>
-LINATTN_INLINE void products8(const int8_t* w, const Rounded* x, int64_t count, float* totals, int64_t step) {
-    Float total[V] = {};
-    for_units(w, count, UNIT, [&](const int8_t* p, int64_t u) {
-        Int sums[V] = {};
-        for (int i = 0; i < UNIT; i += WORDS) {
-            const Words a = widened(p + i);
-            for (int v = 0; v < V; v++) sums[v] = dots(a, load_words(x[v].words + u * UNIT + i), sums[v]);
-        }
-        for (int v = 0; v < V; v++) total[v] = fma(floats(sums[v]), splat(x[v].scale[u]), total[v]);
+// R rows of codes of 8 bits with V vectors, summed into lanes: totals[r * LANES + v * step].
+template <int R, int V>
+LINATTN_INLINE void products8(const int8_t* w, int64_t row, const Rounded* x, int64_t count, float* totals, int64_t step) {
+    Float total[R][V] = {};
+    for_units<R>(w, row, count, UNIT, [&](const int8_t* p, int64_t next, int64_t u) {
+        Int sums[R][V] = {};
+        for (int i = 0; i < UNIT; i += WORDS)
+            for (int r = 0; r < R; r++) {
+                const Words a = widened(p + r * next + i);
+                for (int v = 0; v < V; v++) sums[r][v] = dots(a, load_words(x[v].words + u * UNIT + i), sums[r][v]);
+            }
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < V; v++) total[r][v] = fma(floats(sums[r][v]), splat(x[v].scale[u]), total[r][v]);
     });
-    for (int v = 0; v < V; v++) store(totals + v * step, total[v]);
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) store(totals + r * LANES + v * step, total[r][v]);
 }
 
 // Products of the scales of a row's groups, as floats with room behind them, with those of x: one for each unit, or for each block of 32
@@ -176,26 +180,33 @@ LINATTN_INLINE Float lane_scales(const float* scales, int64_t u, int t) {
 #endif
 }
 
-// w · x[v] for codes of 4 bits: byte i of the 16 of a block has the numbers i and i + 16, with an offset of 8.
-template <int V, bool FINE>
-LINATTN_INLINE void products4(const uint8_t* w, const float* const* scales, const Rounded* x, int64_t count, float* totals, int64_t step) {
-    Float total[V] = {};
-    for_units(w, count / 2, UNIT / 2, [&](const uint8_t* p, int64_t u) {
+// The same for codes of 4 bits: byte i of the 16 of a block has the numbers i and i + 16, with an offset of 8. The scales of row r with
+// vector v are scales[r * V + v].
+template <int R, int V, bool FINE>
+LINATTN_INLINE void products4(
+    const uint8_t* w, int64_t row, const float* const* scales, const Rounded* x, int64_t count, float* totals, int64_t step) {
+    Float total[R][V] = {};
+    for_units<R>(w, row, count / 2, UNIT / 2, [&](const uint8_t* p, int64_t next, int64_t u) {
         for (int t = 0; t < TOTALS; t++) {
-            Int sums[V];
-            for (int v = 0; v < V; v++) memcpy(&sums[v], x[v].eights + (u * TOTALS + t) * LANES, sizeof(Int));
-            for (int i = 0; i < UNIT / 2 / TOTALS; i += WORDS) {
-                const Words c = widened(p + t * BLOCK32 / 2 + i), low = c & 15, high = c >> 4;
-                for (int v = 0; v < V; v++) {
-                    const int16_t* words = x[v].turned + u * UNIT + t * BLOCK32 + i;
-                    sums[v] = dots(low, load_words(words), sums[v]);
-                    sums[v] = dots(high, load_words(words + UNIT / 2 / TOTALS), sums[v]);
+            Int sums[R][V];
+            for (int r = 0; r < R; r++)
+                for (int v = 0; v < V; v++) memcpy(&sums[r][v], x[v].eights + (u * TOTALS + t) * LANES, sizeof(Int));
+            for (int i = 0; i < UNIT / 2 / TOTALS; i += WORDS)
+                for (int r = 0; r < R; r++) {
+                    const Words c = widened(p + r * next + t * BLOCK32 / 2 + i), low = c & 15, high = c >> 4;
+                    for (int v = 0; v < V; v++) {
+                        const int16_t* words = x[v].turned + u * UNIT + t * BLOCK32 + i;
+                        sums[r][v] = dots(low, load_words(words), sums[r][v]);
+                        sums[r][v] = dots(high, load_words(words + UNIT / 2 / TOTALS), sums[r][v]);
+                    }
                 }
-            }
-            for (int v = 0; v < V; v++) total[v] = fma(floats(sums[v]), lane_scales<FINE>(scales[v], u, t), total[v]);
+            for (int r = 0; r < R; r++)
+                for (int v = 0; v < V; v++)
+                    total[r][v] = fma(floats(sums[r][v]), lane_scales<FINE>(scales[r * V + v], u, t), total[r][v]);
         }
     });
-    for (int v = 0; v < V; v++) store(totals + v * step, total[v]);
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) store(totals + r * LANES + v * step, total[r][v]);
 }
 
 }  // namespace LINATTN_ISA

@@ -3,7 +3,6 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <system_error>
@@ -48,19 +47,15 @@ void breathe() {
 #endif
 }
 
-using Clock = std::chrono::steady_clock;
-constexpr std::chrono::microseconds SHORT{10}, LONG{200};  // waking a thread takes 50 us on some machines
+constexpr int SPINS = 300;  // some ten microseconds, short enough beside other processes
 
-// Polls `condition` for at most `patience`; returns whether it became true.
+// Polls `condition` at most SPINS times; returns whether it became true.
 template <class Condition>
-bool spin(Condition condition, std::chrono::microseconds patience) {
-    const Clock::time_point end = Clock::now() + patience;
-    do {
-        for (int i = 0; i < 32; i++) {
-            if (condition()) return true;
-            breathe();
-        }
-    } while (Clock::now() < end);
+bool spin(Condition condition) {
+    for (int i = 0; i < SPINS; i++) {
+        if (condition()) return true;
+        breathe();
+    }
     return condition();
 }
 
@@ -91,7 +86,7 @@ public:
         wake_.notify_all();
         work(job);
         const auto all_done = [&] { return done_.load(std::memory_order_acquire) == count; };
-        if (spin(all_done, SHORT)) return;
+        if (spin(all_done)) return;
         std::unique_lock<std::mutex> guard(lock_);
         finished_.wait(guard, all_done);
     }
@@ -114,16 +109,12 @@ private:
     void live(int64_t id, uint64_t seen) {
         const Flush flush;
         inside = true;
-        // While one job follows another, as in decoding, the thread polls until the next one; else it sleeps soon, for other processes.
-        std::chrono::microseconds patience = SHORT;
         for (;;) {
-            const Clock::time_point idle = Clock::now();
             const auto news = [&] { return (word_.load(std::memory_order_acquire) & ~INDEX) != seen; };
-            if (!spin(news, patience)) {
+            if (!spin(news)) {
                 std::unique_lock<std::mutex> guard(lock_);
                 wake_.wait(guard, news);
             }
-            patience = Clock::now() - idle < LONG ? LONG : SHORT;
             seen = word_.load(std::memory_order_acquire) & ~INDEX;
             if (id < limit_.load(std::memory_order_relaxed)) work(seen);
         }

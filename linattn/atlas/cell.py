@@ -110,8 +110,8 @@ def _convolved(spec: Spec, places: tuple[float, ...]) -> list[str]:
         return []
     y, left, right = BOXES + 46, min(places) - 44, max(places) + 44
     name = Both(f"short convolution ({spec.conv})", f"短卷积（{spec.conv}）")
-    frame = f'<g class="t tv"><rect class="box" x="{left:g}" y="{y - 11}" width="{right - left:g}" height="22" rx="5"/></g>'
-    return [*(wire([(x, y - 11), (x, BOXES + 22)], "v") for x in places), frame, text((left + right) / 2, y + 4.5, name, "shape")]
+    frame = f'<g class="t tv"><rect class="box" x="{left:g}" y="{y - 12}" width="{right - left:g}" height="24" rx="5"/></g>'
+    return [*(wire([(x, y - 12), (x, BOXES + 22)], "v") for x in places), frame, text((left + right) / 2, y + 6, name, "shape")]
 
 
 def _fade(spec: Spec, k: int) -> list[str]:

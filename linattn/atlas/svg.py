@@ -45,10 +45,11 @@ def symbol(x: float, y: float, name: str, kind: str = "t name") -> str:
 
 def box(x: float, y: float, name: str, shape: str, tensor: str, width: float = 66, height: float = 44) -> str:
     """Box of a tensor: its symbol and its shape in a frame of its colour, around (x, y)."""
+    kind = "shape long" if 9 * len(shape) > width else "shape"  # set closer on a phone, where letters are large
     place = f'x="{x - width / 2:g}" y="{y - height / 2:g}" width="{width:g}" height="{height:g}"'
     return (
         f'<g class="t t{tensor}"><rect class="box" {place} rx="6"/>'
-        f"{symbol(x, y - 3 if shape else y + 5, name)}{text(x, y + 16, shape, 'shape') if shape else ''}</g>"
+        f"{symbol(x, y - 3 if shape else y + 5, name)}{text(x, y + 16, shape, kind) if shape else ''}</g>"
     )
 
 

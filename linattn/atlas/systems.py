@@ -87,7 +87,7 @@ def _facts(seen: Inspection) -> str:
     facts = [
         (Both("name", "名称"), f"<code>{escape(i.name)}</code>"),
         (Both("paper", "论文"), paper + (f" ({i.year})" if i.year else "")),
-        (Both("family", "类别"), ", ".join(_linked(FAMILY[family]) for family in families(i))),
+        (Both("family", "类别"), spoken(Both(", ", "、")).join(_linked(FAMILY[family]) for family in families(i))),
         (Both("before a write", "写入之前"), spoken(_rule(seen))),
         (Both("in Python", "在 Python 中"), f'<code>linattn.mixers.create("{escape(i.name)}", dim=512)</code>'),
     ]
@@ -263,9 +263,10 @@ def _checked(seen: Inspection) -> str:
 
 
 def _entry(text: str) -> str:
-    """An entry of a table; a sentence gets room on a phone."""
+    """An entry of a table; a sentence or a phrase gets room on a phone."""
     cell = unbroken(spoken(both(text), "td"))
-    return cell.replace("<td", '<td class="words"') if len(text) > 32 else cell
+    kind = "words" if len(text) > 32 else "phrase" if len(text) > 20 else ""
+    return cell.replace("<td", f'<td class="{kind}"') if kind else cell
 
 
 def _measured(atlas: Atlas, seen: Inspection) -> Iterator[str]:
@@ -283,7 +284,7 @@ def _table(t: measured.Measured) -> str:
     rows = "".join("<tr>" + "".join(_entry(row[i]) for i in kept) + "</tr>" for row in t.rows)
     source = both(t.source)
     of_all = Both(
-        "".join(f"; {name.en} {value.en}" for name, value in shared), "".join(f"；{name.zh} {value.zh}" for name, value in shared)
+        "".join(f"; {name.en}: {value.en}" for name, value in shared), "".join(f"；{name.zh}：{value.zh}" for name, value in shared)
     )
     caption = f"<caption>{unbroken(spoken(Both(source.en + of_all.en, source.zh + of_all.zh)))}</caption>"
     where = labelled(Both(f"{t.title.en}: {source.en}", f"{t.title.zh}：{source.zh}"))  # two tables may share a title
@@ -300,10 +301,11 @@ def _constant(t: measured.Measured) -> tuple[list[tuple[Both, Both]], list[int]]
 
 
 def _code(seen: Inspection) -> str:
-    module = seen.info.cls.__module__
-    told = Both(f"The code of {module}, {seen.code.count(chr(10))} lines", f"{module} 的代码，{seen.code.count(chr(10))} 行")
+    module, lines = seen.info.cls.__module__, seen.code.count("\n")
+    told = Both(f"The code of {module}, {lines}\u00a0lines", f"{module} 的代码，{lines}\u00a0行")
     source = f'<pre tabindex="0"><code>{escape(seen.code)}</code></pre>'
-    return _section("code", Both("Its code", "代码"), f"<details><summary>{spoken(told)}</summary>{source}</details>")
+    summary = spoken(told).replace(module, module.replace(".", ".<wbr>"))
+    return _section("code", Both("Its code", "代码"), f"<details><summary>{summary}</summary>{source}</details>")
 
 
 def _around(around: tuple[str | None, str | None]) -> str:

@@ -345,7 +345,7 @@ def test_measured_figures_are_those_of_the_files(tmp_path):
     focused = (tmp_path / "site" / "systems" / "focused.html").read_text()
     assert "98.70\u00a0%\u00a0±\u00a00.20\u00a0%" in focused
     assert "<td>focused</td><td>4.57</td><td>–</td>" in focused and "<td>softmax</td>" in focused
-    assert "2030-01-01; pass forward</span>" in focused and "2030-01-01；计算 前向</span>" in focused, (
+    assert "2030-01-01; pass: forward</span>" in focused and "2030-01-01；计算：前向</span>" in focused, (
         "what every row says stands above them"
     )
     assert "<td>1.23</td><td>7.00</td>" in html and "A &lt;card&gt;, 2030-01-01" in html and "0.500\u00a0±\u00a00.010" in html

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import linattn
 from linattn import mixers
 from linattn.atlas import begin, choose, lab, tiny
 from linattn.atlas.build import Atlas
-from linattn.atlas.evidence import period
+from linattn.atlas.evidence import Evidence, period
 from linattn.atlas.index import thumbnail
 from linattn.atlas.inspection import inspect_mixer
 from linattn.atlas.methods import TITLES, figures
@@ -304,3 +305,13 @@ def test_the_patterns_of_the_hybrids_are_the_layers_that_were_measured():
     layers = [pattern.parse(row["layers"], "layers") for row in body["rows"]]
     assert [pattern.fill(pattern.parse(text, "layers"), len(names)) for text, names in zip(shown, layers, strict=True)] == layers
     assert "mamba2, softmax" in shown
+
+
+def test_the_table_of_hybrids_tells_which_steps_ran_as_one_graph():
+    """A captured step and one that launches each operation do not compare."""
+    body = json.loads((Path(linattn.__file__).parents[1] / "benchmarks/results/reproduce-hybrids-full.json").read_text())
+    found = Evidence(SimpleNamespace(measured=lambda name: [(name, body)])).hybrids()
+    captured = [row["state_bytes"] for row in body["rows"] if "CUDA graph" in row["how"]]
+    at = [head.en for head in found.heads].index("step run as")
+    assert [row["share"] for row in body["rows"] if row["state_bytes"] in captured] == ["0"]
+    assert [row[0] for row in found.rows if "CUDA graph" in row[at]] == ["0"] and len(found.rows) == len(body["rows"]) > 1

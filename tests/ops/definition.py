@@ -6,6 +6,10 @@ is one summand of the gradient of the argument.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -39,16 +43,17 @@ def repeated(call: Call) -> dict[str, Tensor]:
     return out
 
 
-def run(call: Call, x: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """The results by name from the repeated arguments, and every state on the way."""
+def run(call: Call, x: dict[str, Tensor], stored: Callable[[Tensor], Tensor] = lambda s: s) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """The results by name from the repeated arguments, and every state on the way, each of them ``stored`` first."""
     ends = call.options.get("cu_seqlens")
     spans = [(0, x["v"].shape[1])] if ends is None else list(zip(ends.tolist()[:-1], ends.tolist()[1:], strict=True))
     o, last, states = [x["v"][:, :0, :, 0]], [], []
     tokens = {name: y.unbind(1) for name, y in x.items() if name not in ("S", "bonus")}  # the gradient of y[:, t] is as large as y's
     for n, (start, stop) in enumerate(spans):
-        s = x["S"] if ends is None else x["S"][n : n + 1]
+        s = stored(x["S"] if ends is None else x["S"][n : n + 1])
         for t in range(start, stop):
             read, s = token({name: y[t] for name, y in tokens.items()}, x.get("bonus"), s)
+            s = stored(s)
             o.append((read * (call.options.get("scale") or x["v"].shape[3] ** -0.5))[:, None])
             states.append(s)
         last.append(s)
@@ -88,24 +93,67 @@ def largest_state(call: Call) -> float:
 
 
 @remembered
-def summands(call: Call) -> dict[str, float]:
-    """For each argument the norm of the sum of the sizes of what its gradient is a sum of."""
-    leaves = {name: t.detach().contiguous().clone().requires_grad_() for name, t in repeated(call).items()}
-    out, _ = run(call, leaves)
-    loss = sum((y * cotangent(y)).sum() for y in out.values())
-    grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    sizes = {name: g.abs() for name, g in zip(leaves, grads, strict=True)}
+def deviations(call: Call, unit: float, least: float, outputs: tuple[str, ...] | None = None, samples: int = 8) -> dict[str, Tensor]:
+    """What rounding costs each result, by name, and each gradient, as "gradient of NAME": the standard deviation of every number.
+
+    Every factor of every product is off by a share ``unit`` up or down at random; the factor of a decay, every state and its gradient
+    also by ``least``, below which a number may count as 0. So each term of a sum counts with its own size, be the sum 0, as do 1 and
+    β|k|² in the factor 1 - β|k|² of a state.
+    """
+    random = torch.Generator().manual_seed(0)
+    exact = _results_and_gradients(call, repeated(call), outputs)
+    squares = {name: torch.zeros_like(t) for name, t in exact.items()}
+    for _ in range(samples):
+        moved = {name: _moved(name, t, unit, least, random) for name, t in repeated(call).items()}
+        for name, t in _results_and_gradients(call, moved, outputs, partial(_Stored.apply, least, random)).items():
+            squares[name] += (t - exact[name]).square() / samples
+    return {name: t.sqrt() for name, t in squares.items()}
+
+
+def _signs(like: Tensor, random: torch.Generator) -> Tensor:
+    return torch.randint(0, 2, like.shape, generator=random).to(like) * 2 - 1
+
+
+def _moved(name: str, t: Tensor, unit: float, least: float, random: torch.Generator) -> Tensor:
+    if name != "decay":
+        return t * (1 + unit * _signs(t, random))
+    return torch.where(t.isneginf(), t, (t.exp() * (1 + unit * _signs(t, random)) + least * _signs(t, random)).clamp(min=0).log())
+
+
+class _Stored(torch.autograd.Function):
+    """A state and its gradient, both off by ``least``."""
+
+    @staticmethod
+    def forward(ctx: Any, least: float, random: torch.Generator, s: Tensor) -> Tensor:
+        ctx.how = least, random
+        return s + least * _signs(s, random)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor]:
+        least, random = ctx.how
+        return None, None, grad + least * _signs(grad, random)
+
+
+def _results_and_gradients(
+    call: Call, x: dict[str, Tensor], outputs: tuple[str, ...] | None, stored: Callable[[Tensor], Tensor] = lambda s: s
+) -> dict[str, Tensor]:
+    """The results from repeated arguments, and the gradients of the arguments, each the sum over its copies."""
+    leaves = {name: t.detach().contiguous().clone().requires_grad_() for name, t in x.items()}
+    out, _ = run(call, leaves, stored)
+    loss = sum((y * cotangent(y)).sum() for name, y in out.items() if outputs is None or name in outputs)
+    grads = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True), strict=True))
     if "z" in call.tensors:
-        sizes["S"], sizes["z"] = sizes["S"][..., :-1], sizes["S"][..., -1]
+        grads["S"], grads["z"] = grads["S"][..., :-1], grads["S"][..., -1]
     if call.options.get("normalize", False) is not False:
-        sizes["v"] = sizes["v"][..., :-1]
-    return {name: _gathered(name, sizes[name], t).norm().item() for name, t in call.tensors.items()}
+        grads["v"] = grads["v"][..., :-1]
+    of = {f"gradient of {name}": _gathered(name, grads[name], t) for name, t in call.tensors.items()}
+    return {**{name: y.detach() for name, y in out.items()}, **of}
 
 
-def _gathered(name: str, size: Tensor, like: Tensor) -> Tensor:
+def _gathered(name: str, grad: Tensor, like: Tensor) -> Tensor:
     """The sum over the copies of each element of ``like``."""
     if name in ("S", "z"):
-        return size
+        return grad
     leaf = torch.zeros_like(like).requires_grad_()
-    (total,) = torch.autograd.grad(full(name, leaf, tuple(size.shape)), leaf, size)
+    (total,) = torch.autograd.grad(full(name, leaf, tuple(grad.shape)), leaf, grad)
     return total

@@ -14,7 +14,7 @@ from tests.ops.cases import Call, gradients, reference
 
 EXACT = {torch.float64: 1e-10, torch.float32: 1e-5}
 HALF_GRADIENT = {"decay": 0.025, "beta": 0.025, "read": 0.025, "write": 0.025}  # else 0.015
-CANCELLED = 1e-6  # of the sum of the summands' sizes
+DEVIATIONS = 4  # of a result from the exact one, in standard deviations of what rounding each factor of its terms costs
 
 
 def error(out: Tensor, ref: Tensor, floor: float | Tensor = 0.0) -> float:
@@ -60,15 +60,20 @@ def check_gradients(
     out, grads = gradients(call, **how)
     ref, wanted = gradients(call.double(), backend="reference")
     compare(out, ref, limit or EXACT.get(dtype, math.inf), str(how))  # halves: check_values says how far
-    floors = None
     for name, grad in grads.items():
         assert grad.dtype == call.tensors[name].dtype
         allowed = limit or EXACT.get(dtype) or HALF_GRADIENT.get(name, 0.015)
         e = error(grad, wanted[name])
-        if e > allowed:  # the sum of the summands is costly, so it is formed where it can matter
-            floors = definition.summands(call.double()) if floors is None else floors
-            e = error(grad, wanted[name], CANCELLED * floors[name])
+        if e > allowed:
+            e = error(grad, wanted[name], rounding(call, dtype)[f"gradient of {name}"].norm() / allowed)
         assert e <= allowed, f"gradient of {name}: error {e:.2e} > {allowed:.2e} in {dtype} {how}"
+
+
+def rounding(call: Call, dtype: torch.dtype, outputs: tuple[str, ...] | None = None) -> dict[str, Tensor]:
+    """How far rounding to ``dtype`` may bring each number of a result, and of each "gradient of NAME". Costly, so for what errs by more."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    found = definition.deviations(call.double(), torch.finfo(dtype).eps / 2, torch.finfo(wide).tiny, outputs)
+    return {name: DEVIATIONS * t for name, t in found.items()}
 
 
 def ratios(
@@ -88,26 +93,29 @@ def ratios(
     found = {}
     for name, right in ref.items():
         kept = dtype if name == "denominator" else out[name].dtype  # it divides an output of that dtype
-        rounding = Rounding(error(right, unlimited[name]), error(right.to(kept), right))
-        found[name] = error(out[name], right) / (limit or EXACT.get(dtype) or rounding.tolerance(dtype, capped))
-    floors = None
+        both = Rounding(error(right, unlimited[name]), error(right.to(kept), right))
+        allowed = limit or EXACT.get(dtype) or both.tolerance(dtype, capped)
+        e = error(out[name], right)
+        if e > allowed and dtype in EXACT:
+            e = error(out[name], right, rounding(call, dtype, outputs)[name].norm() / allowed)
+        found[name] = e / allowed
     for name, grad in grads.items():
         assert grad.dtype == call.tensors[name].dtype
         allowed = limit or EXACT.get(dtype) or HALF_GRADIENT.get(name, 0.015)
-        grad, right, least = representable(grad, wanted[name])
+        inside, least = representable(grad, wanted[name])
+        grad, right = grad.where(inside, 0), wanted[name].where(inside, 0)
         e = error(grad, right, least)
-        if e > allowed:  # the sum of the summands is costly, so it is formed where it can matter
-            floors = definition.summands(call.double()) if floors is None else floors
-            e = error(grad, right, max(least, CANCELLED * float(floors[name])))
+        if e > allowed:
+            lost = rounding(call, dtype, outputs)[f"gradient of {name}"].where(inside, 0)
+            e = error(grad, right, max(least, lost.norm() / allowed))
         found[f"gradient of {name}"] = e / allowed
     return found
 
 
-def representable(grad: Tensor, right: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Both without the numbers that are too large for the dtype of ``grad``, and the norm of as many that are nearly too small for it."""
+def representable(grad: Tensor, right: Tensor) -> tuple[Tensor, float]:
+    """Mask of the numbers that are not too large for the dtype of ``grad``, and the norm of as many that are nearly too small for it."""
     numbers = torch.finfo(grad.dtype)
-    inside = right.abs() < 0.97 * numbers.max
-    return torch.where(inside, grad, 0), torch.where(inside, right, 0), numbers.tiny * grad.numel() ** 0.5
+    return right.abs() < 0.97 * numbers.max, numbers.tiny * grad.numel() ** 0.5
 
 
 def compare(out: dict[str, Tensor], ref: dict[str, Tensor], limit: float, what: str = "") -> None:

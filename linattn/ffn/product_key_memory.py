@@ -63,8 +63,9 @@ class ProductKeyMemory(FeedForward):
         self.q_proj = nn.Linear(dim, 2 * heads * head_size("heads * key_dim", heads * key_dim, heads), bias=False)
         kinds = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d, "none": nn.Identity}
         self.q_norm = kinds[norm](key_dim)
+        values = torch.empty(hidden, dim)  # before the keys, so that sizes that do not fit fail at once
         self.keys = nn.Parameter(torch.randn(heads, self.keys_each, 2, key_dim) * key_dim**-0.5)
-        self.values = nn.Parameter(torch.randn(hidden, dim) * dim**-0.5)
+        self.values = nn.Parameter(values.normal_() * dim**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         self.check_width("x", x)

@@ -67,3 +67,10 @@ def test_wheel(norm, training):
 def test_refused(options, message):
     with pytest.raises(ValueError, match=message):
         ffn.create("product_key_memory", 16, **options)
+
+
+def test_values_that_do_not_fit_are_refused_before_the_keys_are_made(monkeypatch):
+    """10^6 keys for each half would take 8 GB and a minute before the 10^12 values fail."""
+    monkeypatch.setattr(torch, "randn", lambda *_: pytest.fail("keys were made"))
+    with pytest.raises(ValueError, match="need more memory than there is"):
+        ffn.create("product_key_memory", dim=32, hidden=10**12)

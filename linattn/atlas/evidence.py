@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from linattn.atlas.chinese import both
 from linattn.atlas.text import Both, labelled, spoken, unbroken
 from linattn.models import pattern
 from linattn.report.words import memory, percent
+from linattn.reproduce.hybrids import launched
 
 if TYPE_CHECKING:
     from linattn.atlas.build import Atlas
@@ -55,13 +57,13 @@ class Evidence:
         if body is None:
             return None
         rows = [
-            [row["share"], percent(row["recall"]), f"{row['bits_per_byte']:.3f}", memory(row["state_bytes"]), f"{row['decode_ms']:.3f}", _launched(row["how"]), _codes(period(row["layers"]))]
+            [row["share"], percent(row["recall"]), f"{row['bits_per_byte']:.3f}", memory(row["state_bytes"]), f"{row['decode_ms']:.3f}", spoken(both(launched(row["how"]))), _codes(period(row["layers"]))]
             for row in body["rows"]
         ]  # fmt: skip
         setting = body["settings"]["context"]
         heads = [
             Both("share of softmax layers", "softmax 层占比"), Both("recall", "回忆正确率"), Both("bits per byte", "每字节比特数"),
-            Both(f"kept after {setting:,} tokens", f"{setting:,} 个 token 后保留"), Both("ms per token", "毫秒/token"), Both("step run as", "每步的执行"), Both("pattern", "模式"),
+            Both(f"kept after {setting:,} tokens", f"{setting:,} 个 token 后保留"), Both("ms per token", "毫秒/token"), both("step run as"), Both("pattern", "模式"),
         ]  # fmt: skip
         return Table(Both("Mamba-2 with softmax layers", "混入 softmax 层的 Mamba-2"), heads, rows, _of(body))
 
@@ -137,12 +139,6 @@ def period(layers: str) -> str:
     names = pattern.parse(layers, "layers")
     length = next(n for n in range(1, len(names) + 1) if len(names) % n == 0 and names[:n] * (len(names) // n) == names)
     return pattern.written(names[:length])
-
-
-def _launched(how: str) -> str:
-    """How a decoding step ran, from what the study of hybrids recorded."""
-    captured = how.startswith("by a captured step")
-    return spoken(Both("CUDA graph", "CUDA 图") if captured else Both("operations", "逐个算子"))
 
 
 def _code(name: str) -> str:

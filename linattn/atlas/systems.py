@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING
@@ -231,7 +232,7 @@ def cost_facts(c: Cost) -> list[tuple[Both, str]]:
     if c.state_bytes is not None:
         facts.append((Both("state", "状态"), f'<span data-value="{c.state_bytes}">{memory(c.state_bytes)}</span>'))
         ratio = c.softmax_cache_bytes / c.state_bytes if c.state_bytes else 0.0
-        more = Both(f", {times(ratio)} as much", f"，是状态的 {ratio:,.0f} 倍") if ratio > 1.05 else Both("", "")
+        more = Both(f", {times(ratio)} as much", f"，是状态的 {times(ratio).removesuffix(' times')} 倍") if ratio > 1.05 else Both("", "")
         held = f'<span data-value="{c.softmax_cache_bytes}">{memory(c.softmax_cache_bytes)}</span>{spoken(more) if more.en else ""}'
         facts.append((Both("softmax's cache", "softmax 的缓存"), held))
     return facts
@@ -246,7 +247,8 @@ def _checked(seen: Inspection) -> str:
         many = Both(f"the largest of {errors.comparisons:,} comparisons", f"{errors.comparisons:,} 次比较中最大")
         number = many if errors.comparisons > 1 else Both("the only comparison", "仅一次比较")
         count = Both(f" (relative, {number.en}, ", f"（相对误差，{number.zh}，")
-        where = f"<code>{escape(errors.test)}</code>{spoken(Both(')', '）'))}"
+        test = re.sub("[/_]", r"\g<0><wbr>", escape(errors.test))  # where a line may end if it is too short for all
+        where = f'<span class="whole"><code>{test}</code>{spoken(Both(")", "）"))}</span>'
         facts.append((Both("distance to it", "与它的差距"), f"{found}{spoken(count)}{where}"))
     if seen.stepping is not None:
         told = f'<span data-value="{seen.stepping:.3g}">{seen.stepping:.0e}</span>'

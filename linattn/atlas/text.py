@@ -20,11 +20,13 @@ def spoken(words: Both, tag: str = "span") -> str:
 
 
 def unbroken(html: str) -> str:
-    """Keep units and spreads on the line of their numbers, and let a line end within the name of a pass."""
+    """Keep units and spreads on the line of their numbers, and dates on one; let a line end within the name of a pass."""
+    html = re.sub(r"\b\d{4}-\d\d-\d\d\b", r'<span class="kept">\g<0></span>', html)
     return (
         re.sub(r"(?<=\d) (?=(?:%|[KMGT]i?B|ms)(?![\w/]))", "\u00a0", html)
         .replace(" ± ", "\u00a0±\u00a0")
         .replace("+backward", "+<wbr>backward")
+        .replace("+ 反向", '+ <span class="kept">反向</span>')
     )
 
 

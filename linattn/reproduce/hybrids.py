@@ -163,6 +163,12 @@ def _per_token(model: LanguageModel, ids: torch.Tensor, state: Any, decoded: int
     return statistics.median(each[len(each) // 2 :]), tokens.how
 
 
+def launched(how: str) -> str:
+    """Name how a decoding step ran, for a table: as what it was captured, or else as operations, launched one by one."""
+    _, captured, what = how.partition("by a captured step, a ")
+    return what if captured else "operations"
+
+
 def rows(settings: Settings, done: Done) -> list[Row]:
     """A line for each mixer and share."""
     kinds = {kind: [one for one in done if one[0]["kind"] == kind] for kind in ("recall", "text", "decode")}
@@ -233,6 +239,7 @@ STUDY = Study(
         Column("mixer", "mixer"), Column("share", "share of softmax"), Column("layers", "layers"),
         Column("recall", "recall", share, spread=True), Column("bits_per_byte", "bits per byte", share, spread=True),
         Column("state_bytes", "kept of the context", memory), Column("decode_ms", "ms per token", number),
+        Column("how", "step run as", launched),
     ),
     charts=charts,
     notes=(

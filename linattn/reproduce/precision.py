@@ -271,7 +271,7 @@ def _bring_chart(table: list[Row]) -> Chart | None:
     points, longest = [], {}
     for row in table:
         for place in (p for p in PLACES if p in row):
-            name, ms = f"{row['mixer']}, {place}", 1e3 * row[place]
+            name, ms = f"{variants.label(row['mixer'])}, {place}", 1e3 * row[place]
             points += [{"name": name, "tokens": n, "ms": ms} for n in ([row["tokens"]] if row["mixer"] == "softmax" else contexts)]
             longest[name] = ms  # the longest cache comes last
     heading = Heading("bring", "Restoring", "Time to copy a softmax cache, or a state instead, to the memory in which the model computes.")

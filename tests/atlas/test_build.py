@@ -16,6 +16,7 @@ from linattn.atlas import build, cost_page, inspection, measured, sentence
 from linattn.atlas.build import Atlas
 from linattn.atlas.chinese import both, equation
 from linattn.atlas.page import rounded
+from linattn.atlas.systems import cost_facts
 from linattn.cli.main import main
 from linattn.compare import tasks
 from linattn.mixers.errors import measured_errors
@@ -70,11 +71,18 @@ def test_costs_on_the_pages_are_the_library_s(site, name):
     assert escape(linattn.mixers.info(name).oracle) in html
 
 
+@pytest.mark.parametrize("name", ["log_linear", "gla", "rwkv4"])
+def test_both_languages_say_the_same_multiple_of_the_state(name):
+    said = cost_facts(linattn.cost(name, dim=512, tokens=4096))[-1][1]
+    (english,), (chinese,) = re.findall(r", ([\d.,]+) times as much<", said), re.findall(r"，是状态的 ([\d.,]+) 倍<", said)
+    assert english == chinese != "1"
+
+
 def test_the_page_tells_the_recorded_distance_to_the_oracle(site):
     recorded = {name: measured_errors(name) for name in SYSTEMS}
     assert recorded["gla"] is not None
     for name, errors in recorded.items():
-        html = (site / "systems" / f"{name}.html").read_text(encoding="utf-8")
+        html = (site / "systems" / f"{name}.html").read_text(encoding="utf-8").replace("<wbr>", "")
         for error in errors.largest.values() if errors else ():
             assert f'<span data-value="{error!r}">{error:.1e}</span>' in html and errors.test in html
 
@@ -342,10 +350,11 @@ def test_measured_figures_are_those_of_the_files(tmp_path):
     html = (tmp_path / "site" / "systems" / "gla.html").read_text()
     assert "<td>4,321</td><td>0.250</td><td>0.100</td>" in html and "77.0" not in html and "8 × 8" not in html
     assert "<td>7.500</td><td>5.250</td><td>4,321</td><td>1.50\u00a0ms (256)</td>" in html and "A cpu, 2 threads, 2030-01-03" in html
+    assert '<span class="kept">2030-01-03</span></span></caption>' in html, "a date stands on one line"
     focused = (tmp_path / "site" / "systems" / "focused.html").read_text()
     assert "98.70\u00a0%\u00a0±\u00a00.20\u00a0%" in focused
     assert "<td>focused</td><td>4.57</td><td>–</td>" in focused and "<td>softmax</td>" in focused
-    assert "2030-01-01; pass: forward</span>" in focused and "2030-01-01；计算：前向</span>" in focused, (
+    assert "2030-01-01</span>; pass: forward</span>" in focused and "2030-01-01</span>；计算：前向</span>" in focused, (
         "what every row says stands above them"
     )
     assert "<td>1.23</td><td>7.00</td>" in html and "A &lt;card&gt;, 2030-01-01" in html and "0.500\u00a0±\u00a00.010" in html

@@ -56,6 +56,13 @@ def _done(settings):
     return done
 
 
+def test_tables_say_how_a_step_ran():
+    column = next(c for c in hybrids.STUDY.columns if c.key == "how")
+    ran = ["by a captured step, a CUDA graph", "by a captured step, a list of calls", "as the model is written: the state of layer 0 grows"]
+    assert [column.cell({"how": how}) for how in ran] == ["CUDA graph", "list of calls", "operations"]
+    assert column.cell({}) == "–"
+
+
 def test_a_study_gives_rows_and_plots():
     done = _done(TINY)
     assert [run["kind"] for run, _ in done].index("decode") == len(done) - 1 == 3 * 2

@@ -140,3 +140,10 @@ def test_a_study_gives_rows_and_plots():
     assert titles[0] == "Error, additive, rounded after every token"
     assert titles[-2:] == ["Recall", "Restoring"]
     assert len(titles) == 6
+
+
+def test_the_plot_of_restoring_names_mixers_in_short_form():
+    """A name of an option's full length would leave no room for the lines, and small letters on a phone."""
+    row = {"mixer": "deltanet:negative_eigenvalues=true", "tokens": 64, "bytes": 8, "memory": 0.5}
+    (chart,) = precision.charts(TINY, [{**row, "mixer": "softmax"}, row])
+    assert "deltanet β&lt;2, memory" in chart.svg and "negative_eigenvalues" not in chart.svg

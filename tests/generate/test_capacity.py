@@ -231,7 +231,7 @@ def test_no_cache_is_copied(name, rows):
     lm = model(**HYBRIDS[name])
     state = read(lm, rows, 900)
     step = loaded(lm, state)
-    caches = [(t, t.data_ptr()) for layer in step._buffers.layers for n, t in layer.items() if n in ("k", "v", "valid")]
+    caches = [(t, t.data_ptr()) for layer in step.buffers.layers for n, t in layer.items() if n in ("k", "v", "valid")]
     assert {t.shape[1] for t, _ in caches} == {1024}
     with Made(*(t for t, _ in caches)) as made:
         for _ in range(3):
@@ -280,7 +280,7 @@ def test_what_an_earlier_text_left_is_not_met():
     lm = model(**HYBRIDS["softmax"])
     state = read(lm, 1, 20)
     step = loaded(lm, state)
-    for layer in step._buffers.layers:
+    for layer in step.buffers.layers:
         layer["k"].fill_(torch.nan), layer["v"].fill_(torch.inf), layer["valid"].fill_(True)
     logits = []
     step.load(step, state, step.tokens, step.ended, Choice(lambda x: logits.append(x.clone()) or x.argmax(-1), "kept"))

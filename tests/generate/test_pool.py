@@ -335,6 +335,11 @@ def test_layers_write_their_states_at_different_steps(monkeypatch):
     assert all(3 <= sum(step[layer] for step in written) <= 5 for layer in range(3))
 
 
+def test_drafts_and_deferred_states_exclude_each_other():
+    with pytest.raises(ValueError, match=r"^defer=True cannot be combined with lookup=True: drafts need states that are up to date$"):
+        Pool(model(), slots=2, lookup=True, defer=True)
+
+
 def test_a_full_queue_is_an_error_and_not_memory():
     pool = Pool(model(), slots=2, queue=3)
     requests = [pool.submit([1], max_new_tokens=2) for _ in range(5)]

@@ -93,19 +93,22 @@ def largest_state(call: Call) -> float:
 
 
 @remembered
-def deviations(call: Call, unit: float, least: float, outputs: tuple[str, ...] | None = None, samples: int = 8) -> dict[str, Tensor]:
+def deviations(call: Call, dtype: torch.dtype, outputs: tuple[str, ...] | None = None, samples: int = 8) -> dict[str, Tensor]:
     """What rounding costs each result, by name, and each gradient, as "gradient of NAME": the standard deviation of every number.
 
-    Every factor of every product is off by a share ``unit`` up or down at random; the factor of a decay, every state and its gradient
-    also by ``least``, below which a number may count as 0. So each term of a sum counts with its own size, be the sum 0, as do 1 and
-    β|k|² in the factor 1 - β|k|² of a state.
+    Every factor of every product is off by a rounding to ``dtype``, up or down at random; every state and its gradient by one to the dtype
+    that states have, float32 at least. The factor of a decay, a state and its gradient are also off by the smallest normal number, below
+    which a number may count as 0. So each term of a sum counts with its own size, be the sum 0, as do 1 and β|k|² in the factor 1 - β|k|²
+    of a state.
     """
+    wide = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32)
+    unit, least = torch.finfo(dtype).eps / 2, wide.tiny
     random = torch.Generator().manual_seed(0)
     exact = _results_and_gradients(call, repeated(call), outputs)
     squares = {name: torch.zeros_like(t) for name, t in exact.items()}
     for _ in range(samples):
         moved = {name: _moved(name, t, unit, least, random) for name, t in repeated(call).items()}
-        for name, t in _results_and_gradients(call, moved, outputs, partial(_Stored.apply, least, random)).items():
+        for name, t in _results_and_gradients(call, moved, outputs, partial(_Stored.apply, (wide.eps / 2, least), random)).items():
             squares[name] += (t - exact[name]).square() / samples
     return {name: t.sqrt() for name, t in squares.items()}
 
@@ -114,24 +117,28 @@ def _signs(like: Tensor, random: torch.Generator) -> Tensor:
     return torch.randint(0, 2, like.shape, generator=random).to(like) * 2 - 1
 
 
+def _off(t: Tensor, unit: float, least: float, random: torch.Generator) -> Tensor:
+    return t + (unit * t.abs() + least) * _signs(t, random)
+
+
 def _moved(name: str, t: Tensor, unit: float, least: float, random: torch.Generator) -> Tensor:
     if name != "decay":
         return t * (1 + unit * _signs(t, random))
-    return torch.where(t.isneginf(), t, (t.exp() * (1 + unit * _signs(t, random)) + least * _signs(t, random)).clamp(min=0).log())
+    return torch.where(t.isneginf(), t, _off(t.exp(), unit, least, random).clamp(min=0).log())
 
 
 class _Stored(torch.autograd.Function):
-    """A state and its gradient, both off by ``least``."""
+    """A state and its gradient, both off by ``size``: a share of them, and a number."""
 
     @staticmethod
-    def forward(ctx: Any, least: float, random: torch.Generator, s: Tensor) -> Tensor:
-        ctx.how = least, random
-        return s + least * _signs(s, random)
+    def forward(ctx: Any, size: tuple[float, float], random: torch.Generator, s: Tensor) -> Tensor:
+        ctx.how = size, random
+        return _off(s, *size, random)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor]:
-        least, random = ctx.how
-        return None, None, grad + least * _signs(grad, random)
+        size, random = ctx.how
+        return None, None, _off(grad, *size, random)
 
 
 def _results_and_gradients(

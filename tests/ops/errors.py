@@ -71,9 +71,7 @@ def check_gradients(
 
 def rounding(call: Call, dtype: torch.dtype, outputs: tuple[str, ...] | None = None) -> dict[str, Tensor]:
     """How far rounding to ``dtype`` may bring each number of a result, and of each "gradient of NAME". Costly, so for what errs by more."""
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    found = definition.deviations(call.double(), torch.finfo(dtype).eps / 2, torch.finfo(wide).tiny, outputs)
-    return {name: DEVIATIONS * t for name, t in found.items()}
+    return {name: DEVIATIONS * t for name, t in definition.deviations(call.double(), dtype, outputs).items()}
 
 
 def ratios(

@@ -249,10 +249,12 @@ def test_zeros_have_gradients_like_any_other_number(request, kind, dtype, form):
         )
     call = make(kind, "BTHK", B=1, T=80, H=1)
     some = {n: t * (torch.rand(t.shape, generator=torch.Generator().manual_seed(1)) < 0.5) for n, t in call.tensors.items()}
+    # For the same reason that of erase in chunks errs by 7.7e-6 to 1.03e-5, as the processor's product orders its sums.
+    limit = 2e-5 if (kind, dtype, form) == ("erase", torch.float32, "chunk") else None
     check_gradients(call.with_(**some), dtype, form=form)
     for name, t in call.tensors.items():
         if kind != "normalize" or name not in ("q", "k"):  # there the denominator would be 0
-            check_gradients(call.with_(**{name: torch.zeros_like(t)}), dtype, form=form)
+            check_gradients(call.with_(**{name: torch.zeros_like(t)}), dtype, limit=limit if name == "q" else None, form=form)
 
 
 @pytest.mark.parametrize("form", FORMS)

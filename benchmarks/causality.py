@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks import RESULTS, destination, positive
+from linattn.bench.files import command
 from linattn.bench.gpu.record import Record
 from linattn.data import prepared
 from linattn.data.packed import Windows
@@ -132,6 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
     facts, path = destination(parser, "causality", asked.device, asked.out)
     data = prepared(asked.data)
     with Record(path, KEY, facts) as record:
+        record.body["runs"][-1]["command"] = command("python -m benchmarks.causality", sys.argv[1:] if arguments is None else arguments)
         for run in asked.runs:
             options = json.loads((run / "run.json").read_text())["options"]
             windows = Windows(data.validation, options["context"], asked.windows, isolated=False)

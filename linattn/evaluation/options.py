@@ -23,6 +23,9 @@ class EvaluateOptions:
         tasks: ``"needle"`` (a number among sentences), ``"variables"`` (a chain of assignments), ``"words"`` (the most frequent word).
         lengths: prompt lengths in tokens, for tasks and for the measurement of state and speed.
         samples: prompts of each task and length.
+        lm_eval: tasks of lm-eval, which must be installed; with ``HF_DATASETS_OFFLINE=1`` it reads data sets from disk alone.
+        lm_eval_tasks: folder of the YAML files that define them, which name their data; None: lm-eval's own tasks.
+        lm_eval_limit: documents of each of these tasks; None: all.
         decode: tokens decoded to measure the speed; 0 skips speed and state.
         dtype: ``"bf16"`` or ``"fp32"``: precision of weights and computation; None: bf16 on a GPU, else that of the model's files.
         device: device of the models; None: the accelerator if there is one.
@@ -42,6 +45,9 @@ class EvaluateOptions:
     tasks: tuple[str, ...] = option(TASKS, "Retrieval tasks.", "A,B,...", separated=True, shown="needle,variables,words")
     lengths: tuple[int, ...] = option((512, 2048), "Tokens of a prompt.", "T,T,...", separated=True, shown="512,2048")
     samples: int = option(20, "Prompts of each task and length.", "N", least=1)
+    lm_eval: tuple[str, ...] = option((), "Tasks of lm-eval.", "A,B,...", separated=True, shown="none")
+    lm_eval_tasks: Path | None = option(None, "Folder that defines them.", "DIR", shown="lm-eval's own")
+    lm_eval_limit: int | None = option(None, "Documents of each of them.", "N", shown="all", least=1)
     decode: int = option(64, "Tokens decoded to measure speed; 0: none.", "N", least=0)
     dtype: str | None = option(None, "Precision of weights and computation.", "bf16|fp32", shown="bf16 on a GPU")
     device: str | None = option(None, "cpu, cuda or cuda:1.", "DEVICE", shown="the GPU if there is one")
@@ -56,3 +62,5 @@ class EvaluateOptions:
             raise ValueError(f"tasks must be among {', '.join(TASKS)}, but have {unknown[0]!r}")
         if short := [length for length in self.lengths if length < 1]:
             raise ValueError(f"lengths must be at least 1 token, but have {short[0]}")
+        if self.lm_eval_tasks is not None and not self.lm_eval_tasks.is_dir():
+            raise ValueError(f"lm_eval_tasks must be a folder, but {self.lm_eval_tasks} is none")

@@ -35,6 +35,7 @@ def rows(report: dict[str, Any]) -> tuple[list[Words], list[list[Words]]]:
     heads: list[Words] = [Both("model", "模型"), "mixer", "parameters", "bits per byte"]
     heads += ["KL", "top-1"] if report["options"]["teacher"] else []
     heads += [Both(f"{t['task']} {tokens(t['length'])}", f"{_TITLES[t['task']].zh}，{tokens(t['length'])}") for t in first["tasks"]]
+    heads += [f"{t['task']} {t['metric']}" for t in first["lm_eval"]]
     for d in first["decoding"]:
         at = tokens(d["length"])
         heads += [Both(f"state at {at}", f"{at} 处的状态"), Both(f"tokens/s at {at}", f"{at} 处的 token/秒")]
@@ -44,6 +45,7 @@ def rows(report: dict[str, Any]) -> tuple[list[Words], list[list[Words]]]:
         if report["options"]["teacher"]:
             line += [figure(m["kl"]), percent(m["top1"])] if "kl" in m else ["–", "–"]
         line += [percent(t["right"]) for t in m["tasks"]]
+        line += [figure(t["value"]) for t in m["lm_eval"]]
         for d in m["decoding"]:
             line += [memory(d["state_bytes"]), figure(d["tokens_per_s"])]
         lines.append(line)

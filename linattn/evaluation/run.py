@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from linattn.arguments import known_device
-from linattn.evaluation import measure
+from linattn.evaluation import harness, measure
 from linattn.evaluation.options import EvaluateOptions
 from linattn.evaluation.page import page
 from linattn.models.quantised import parameter_count
@@ -34,14 +34,17 @@ def evaluate(models: Sequence[str | Path], options: EvaluateOptions | None = Non
 
     Returns:
         The content of report.json: ``models``, each with its ``name``, ``mixer``, ``parameters``, ``bits_per_byte``, ``kl`` and ``top1``
-        (with a teacher), ``tasks`` and ``decoding``.
+        (with a teacher), ``tasks``, ``lm_eval`` and ``decoding``.
 
     Raises:
         OSError, ValueError: for an unreadable model, and for one with other tokens than the teacher.
+        ModuleNotFoundError: for ``options.lm_eval`` where lm-eval is not installed.
     """
     options = options or EvaluateOptions()
     if isinstance(models, str | Path) or not models:
         raise ValueError(f"models must be a list of at least one folder, but came as {models!r}")
+    if options.lm_eval:
+        harness.require()
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     known_device("device", device)
     folder = None if options.out is None else Folder(options.out, SCHEMA)
@@ -84,5 +87,6 @@ def _measured(path: Path, given: tuple[Any, Any], options: EvaluateOptions, teac
     return {
         "name": str(path), "mixer": str(model.config.mixer), "parameters": parameter_count(model),
         **measure.on_text(model, tokens, size, options, None if teacher is None else teacher[0]),
-        "tasks": measure.on_tasks(model, codec, options), "decoding": measure.decoding(model, tokens, options),
+        "tasks": measure.on_tasks(model, codec, options), "lm_eval": harness.on_harness(model, codec, options),
+        "decoding": measure.decoding(model, tokens, options),
     }  # fmt: skip

@@ -1,6 +1,8 @@
 """From logits to tokens to text: sampling, and decoding with a state of constant size."""
 
 from linattn.generate.batch import complete as complete
+from linattn.generate.beams import Beam as Beam
+from linattn.generate.beams import beam_search as beam_search
 from linattn.generate.pool import Pool as Pool
 from linattn.generate.pool import PoolFullError as PoolFullError
 from linattn.generate.prefill import prefill as prefill

@@ -166,6 +166,20 @@ def test_a_nan_stays_in_its_row_and_head_and_in_the_future(kind, rank):
         assert theirs[n][-1].isnan().any(), n
 
 
+@pytest.mark.parametrize(("rank", "kind"), first([("BTHK", "erase")], product(["none", "BTH", "BTHK"], KINDS)))
+@pytest.mark.parametrize("dtype", HALVES)
+def test_no_later_token_reaches_an_earlier_output(kind, rank, dtype):
+    """Other tokens from the middle of a chunk on change the outputs before them by no more than the rounding of decays from its middle."""
+    call, other = (here(make(kind, rank, T=T, H=2, **SIZE, seed=seed)) for seed in (0, 1))
+    at = T - CHUNK // 2 + 1
+    for decay in (dtype, torch.float32):  # trained models have the latter
+        one, two = call.to(dtype, decay), other.to(dtype, decay)
+        mixed = {n: torch.cat([one.tensors[n][:, :at], two.tensors[n][:, at:]], 1) for n in call.timed}
+        before, after = values(one)["o"], values(one.with_(**mixed))["o"]
+        assert error(after[:, :at], before[:, :at]) <= 2**-7
+        assert error(after[:, at:], before[:, at:]) > 0.1
+
+
 def with_cotangent(call: Call, nan: tuple[int, int, int] | None) -> tuple[dict, dict]:
     leaves = {n: t.clone().requires_grad_() for n, t in call.tensors.items()}
     out = call.with_(**leaves)(backend="triton")

@@ -74,14 +74,15 @@ venv-serve: $(SERVE_READY) ## the environment .venv-serve with vLLM's build for 
 serve: $(SERVE_READY) $(SERVE_OUT)/config.json ## a small model behind vLLM's OpenAI endpoint, with a key; ends with a streamed answer (3 GB; CPython 3.11, Linux x86-64)
 	$(SERVE)/bin/python -m linattn.vllm $(SERVE_OUT)
 
+DURATIONS := --durations-json build/durations.json
 # Without its cache mypy takes a minute of one core: beside the tests it costs half of it. What it says stands below theirs.
 BESIDE = @mkdir -p build; $(BIN)/mypy >build/mypy.txt 2>&1 & types=$$!; $(1); code=$$?; wait $$types || code=1; cat build/mypy.txt; exit $$code
 
 test: style native ## ruff, the type checker and the tests that are not slow (TEST_ARGS=)
-	$(call BESIDE,$(PYTEST) -m "not slow and not gpu" $(TEST_ARGS))
+	$(call BESIDE,$(PYTEST) -m "not slow and not gpu" $(DURATIONS) $(TEST_ARGS))
 
 test-all: style native ## the same with the slow sweeps
-	$(call BESIDE,$(PYTEST) -m "not gpu" $(TEST_ARGS))
+	$(call BESIDE,$(PYTEST) -m "not gpu" $(DURATIONS) $(TEST_ARGS))
 
 SLOW := tests/atlas tests/conformance tests/convert/test_resume.py tests/docs tests/generate/test_fusion.py tests/generate/test_pool.py tests/hf/test_versions.py tests/ops/cpu/test_sanitize.py tests/ops/test_compile.py \
 	tests/convert/test_quality.py::test_the_gap_is_closed_and_the_first_stage_earns_its_tokens[small] \

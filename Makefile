@@ -21,7 +21,7 @@ GPU_PYTHON = $(or $(PYTHON),$(BIN)/python)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native browser emulator figures teacher demo venv-serve serve test test-all test-slow test-serve test-arm test-gpu test-targets test-machines lint format \
+.PHONY: help venv native browser emulator figures teacher demo venv-serve serve test test-all test-slow test-serve test-arm test-gpu test-targets test-machines style lint format \
 	docs dist stubs lock lock-serve clean
 .DELETE_ON_ERROR:
 
@@ -74,13 +74,18 @@ venv-serve: $(SERVE_READY) ## the environment .venv-serve with vLLM's build for 
 serve: $(SERVE_READY) $(SERVE_OUT)/config.json ## a small model behind vLLM's OpenAI endpoint, with a key; ends with a streamed answer (3 GB; CPython 3.11, Linux x86-64)
 	$(SERVE)/bin/python -m linattn.vllm $(SERVE_OUT)
 
-test: lint native ## ruff, the type checker and the tests that are not slow (TEST_ARGS=)
-	$(PYTEST) -m "not slow and not gpu" $(TEST_ARGS)
+DURATIONS := --durations-json build/durations.json
+# Without its cache mypy takes a minute of one core: beside the tests it costs half of it. What it says stands below theirs.
+BESIDE = @mkdir -p build; $(BIN)/mypy >build/mypy.txt 2>&1 & types=$$!; $(1); code=$$?; wait $$types || code=1; cat build/mypy.txt; exit $$code
 
-test-all: lint native ## the same with the slow sweeps
-	$(PYTEST) -m "not gpu" $(TEST_ARGS)
+test: style native ## ruff, the type checker and the tests that are not slow (TEST_ARGS=)
+	$(call BESIDE,$(PYTEST) -m "not slow and not gpu" $(DURATIONS) $(TEST_ARGS))
 
-SLOW := tests/atlas tests/conformance tests/convert/test_resume.py tests/docs tests/generate/test_fusion.py tests/generate/test_pool.py tests/hf/test_versions.py tests/ops/cpu/test_sanitize.py tests/ops/test_compile.py \
+test-all: style native ## the same with the slow sweeps
+	$(call BESIDE,$(PYTEST) -m "not gpu" $(DURATIONS) $(TEST_ARGS))
+
+SLOW := tests/atlas tests/conformance tests/convert/test_resume.py tests/docs tests/generate/test_fusion.py tests/generate/test_pool.py \
+	$(addprefix tests/generate/test_speculate.py::test_,tokens_and_states_equal_plain_decoding verification_on_the_buffers_of_a_step) tests/hf/test_versions.py tests/ops/cpu/test_sanitize.py tests/ops/test_compile.py \
 	tests/convert/test_quality.py::test_the_gap_is_closed_and_the_first_stage_earns_its_tokens[small] \
 	tests/packaging $(addprefix tests/parallel/test_parallel.py::test_,two_processes_equal_one every_mixer_in_two_processes_equals_one) tests/train \
 	$(addprefix tests/ops/test_triton.py::test_,hoppers_own_kernels_compile the_largest_heads_fit_a_small_ampere \
@@ -104,9 +109,11 @@ test-targets: $(READY) ## the GPU kernels compiled for cards that are not here, 
 test-machines: native ## ops, conformance and oracles on other machines' code paths and threads (MACHINES_ARGS=--slice: minutes, not hours)
 	$(BIN)/python -m tests.machines $(MACHINES_ARGS)
 
-lint: $(READY)
+style: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint: style
 	$(BIN)/mypy
 
 format: $(READY) ## put imports and layout in order

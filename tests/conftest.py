@@ -24,6 +24,9 @@ pytest_plugins = ["tests.durations"]
 LONG = 5.0  # seconds
 os.fsync = lambda file: None  # no test cuts the power, and disks take milliseconds; processes that tests start still wait for theirs
 GPU = re.compile(r"mark\.gpu|ops.triton")  # all tests of tests/ops/triton are marked
+for device in (torch.cuda, torch.xpu, torch.mtia):
+    if not device.is_available():  # it would keep each seed for when there is one, with the whole stack as text: two milliseconds
+        device.manual_seed_all = lambda seed: None
 
 
 @pytest.fixture(autouse=True)

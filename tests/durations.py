@@ -1,7 +1,7 @@
 """`pytest --durations-json FILE`: the processor time of every test, as data.
 
 Processor time, with that of the processes that a test starts, is what the suite costs on a busy machine as on a quiet one; what
-collection costs stands beside it, once for each worker.
+collection costs stands beside it, once for each worker, and what the process costs that hands the tests to the workers.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ class Durations:
             "versions": {"python": platform.python_version(), "torch": torch.__version__, "pytest": pytest.__version__},
             "wall_seconds": round(time.time() - self.started, 1),
             "collection_seconds": [round(seconds, 1) for seconds in collection],
+            "controller_seconds": round(time.process_time(), 1) if self.collection else 0.0,
             "processor_seconds": round(sum(self.tests.values()), 1),
             "tests": len(self.tests),
             "files": dict(by_file(self.tests).most_common()),

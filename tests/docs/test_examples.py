@@ -1,4 +1,4 @@
-"""The examples and the notebook run, each as a user would start it, at a small size."""
+"""The examples and the notebook run at a small size."""
 
 import subprocess
 import sys
@@ -11,24 +11,18 @@ from tests.packaging.tree import ROOT
 EXAMPLES = ROOT / "examples"
 
 
-def run(folder, *words) -> str:
-    command = [sys.executable, "-W", "error", *map(str, words)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_train_then_generate(tmp_path):
+def test_train_then_generate(tmp_path, programs):
     text = tmp_path / "text.txt"
     text.write_text("\n".join(f"the square of {i} is {i * i}." for i in range(3000)))
-    said = run(tmp_path, EXAMPLES / "train.py", "--steps", 3, "--dim", 32, "--layers", 2, "--mixer", "gla", "--text", text, "--out", "run")
+    small = ["--steps", 3, "--dim", 32, "--layers", 2, "--mixer", "gla", "--text", text, "--out", "run"]
+    said = programs.run(tmp_path, EXAMPLES / "train.py", *small)
     assert "bits per byte" in said and "parameters" in said
-    said = run(tmp_path, EXAMPLES / "generate.py", "run", "--prompt", "the square", "--tokens", 5)
+    said = programs.run(tmp_path, EXAMPLES / "generate.py", "run", "--prompt", "the square", "--tokens", 5)
     assert said.count("the square") == 3 and "bytes" in said
 
 
-def test_a_mixer_of_ones_own_learns(tmp_path):
-    said = run(tmp_path, EXAMPLES / "own_mixer.py", "--steps", 60)
+def test_a_mixer_of_ones_own_learns(tmp_path, programs):
+    said = programs.run(tmp_path, EXAMPLES / "own_mixer.py", "--steps", 60)
     losses = [float(line.split("loss ")[1].split()[0]) for line in said.splitlines() if line.startswith("step")]
     assert "chunk" in said and losses[-1] < losses[0] - 0.1
 
@@ -41,10 +35,10 @@ def test_processes_share_a_sequence(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_notebook_runs(tmp_path):
+def test_the_notebook_runs(tmp_path, programs):
     book = tmp_path / "tour.py"
     book.write_text(notebook.program(EXAMPLES / "tour.ipynb"))
-    said = run(tmp_path, book)
+    said = programs.run(tmp_path, book)
     assert "after a reset the past is gone: True" in said and "█" in said and "bytes of state" in said
 
 

@@ -63,11 +63,10 @@ def test_every_mixer_has_a_page_and_every_command_a_section(site):
 
 
 @pytest.mark.parametrize("page", PROGRAMS, ids=lambda path: path.stem)
-def test_the_code_of_a_page_runs(page, tmp_path):
+def test_the_code_of_a_page_runs(page, tmp_path, programs):
     program = tmp_path / "page.py"
     program.write_text(markdown.python(page), encoding="utf-8")
-    done = subprocess.run([sys.executable, "-W", "error", program], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    programs.run(tmp_path, program)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)

@@ -19,6 +19,14 @@ from tests.ops.errors import error
 
 LIMIT = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 0.2}  # values cancel here and there
 RECURRENT = [n for n in mixers.available() if mixers.info(n).resumable and mixers.info(n).recurrent]
+FIRST = {mixers.info(n).cls.__module__.rpartition(".")[0]: n for n in reversed(RECURRENT)}.values()  # of each folder
+
+
+def _case(mixer, rows, layers):
+    """Two rows take other products, and a second layer follows the sums of the first: quick for one mixer of each folder."""
+    return pytest.param(mixer, rows, layers, marks=() if (rows, layers) == (1, 1) or mixer in FIRST else pytest.mark.slow)
+
+
 UNARY = (F.logsigmoid, F.softplus, torch.sigmoid, torch.tanh, torch.neg, F.silu, lambda x: x.clamp(max=3).exp())
 
 
@@ -122,8 +130,7 @@ def test_random_graphs(seed, as_for_a_gpu, monkeypatch):
             assert error(a.double(), b.double(), floor=1e-6) <= LIMIT[dtype]
 
 
-@pytest.mark.parametrize(("rows", "layers"), [pytest.param(2, 1, marks=pytest.mark.slow), (1, 2)])
-@pytest.mark.parametrize("mixer", RECURRENT)
+@pytest.mark.parametrize(("mixer", "rows", "layers"), [_case(mixer, *size) for mixer in RECURRENT for size in ((1, 1), (2, 1), (1, 2))])
 def test_fused_as_for_a_gpu(mixer, rows, layers, monkeypatch):
     """There more is put into one operation than on a CPU; what an operation does is the same."""
     torch.manual_seed(0)

@@ -16,6 +16,7 @@ RECURRENT = [n for n in mixers.available() if mixers.info(n).resumable and mixer
 GROWING = [n for n in mixers.available() if mixers.info(n).resumable and not mixers.info(n).recurrent]
 POOLED = {"softmax", "mla"}
 HYBRIDS = ["gla, softmax", "mamba2, mla"]
+FIRST = {mixers.info(n).cls.__module__.rpartition(".")[0]: n for n in reversed(RECURRENT)}.values()  # of each folder
 VOCABULARY = 40
 
 
@@ -56,7 +57,7 @@ def drain(pool) -> list:
     return list(pool.run())
 
 
-@pytest.mark.parametrize("mixer", [*RECURRENT, *HYBRIDS])
+@pytest.mark.parametrize("mixer", [*HYBRIDS, *(n if n in FIRST else pytest.param(n, marks=pytest.mark.slow) for n in RECURRENT)])
 def test_greedy_tokens_equal_single_generation(mixer, monkeypatch):
     """With arrivals at random, prompts in pieces, hits of the prefix cache and cancellation; one step is captured, for both rows."""
     monkeypatch.setattr(rows, "bucket", lambda count, slots: slots)

@@ -45,8 +45,9 @@ def test_many_random_patterns_equal_decoding_token_by_token(mixer):
     assert found["bits"]
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.parametrize(
+    ("temperature", "rows"), [(0, 3), (1.0, 1), *(pytest.param(*how, marks=pytest.mark.slow) for how in ((0, 1), (1.0, 3)))]
+)
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_tokens_and_states_equal_plain_decoding(mixer, temperature, rows, drafting):
     """With a seed sampled tokens too, by lookup and by draft models that are mostly wrong and always right; with a stop token."""
@@ -209,8 +210,11 @@ def test_the_first_draft_is_long_enough_to_pay(clock):
     assert pace.length([31], [Share()]) == 15
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("mixer", ["gla", "gated_deltanet", "mamba2", "rwkv7"])
+@pytest.mark.parametrize(
+    ("mixer", "rows"),
+    [("gla", 3), ("gated_deltanet", 1), ("mamba2", 1), ("rwkv7", 3)]
+    + [pytest.param(*how, marks=pytest.mark.slow) for how in (("gla", 1), ("gated_deltanet", 3), ("mamba2", 3), ("rwkv7", 1))],
+)
 def test_verification_on_the_buffers_of_a_step(mixer, rows, drafting, monkeypatch):
     """As on a GPU, but without a CUDA graph: tokens and states are those of plain decoding, with and without stop tokens."""
     lm = model(mixer)

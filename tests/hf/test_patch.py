@@ -322,7 +322,10 @@ def test_some_families_do_not_take_the_place_of_all(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["patch-cpu.json"]
 
 
-@pytest.mark.parametrize(("name", "by"), [("mamba", "position_ids"), ("qwen3_next", "position_ids"), ("qwen3_next", "cu_seq_lens")])
+@pytest.mark.parametrize(
+    ("name", "by"),
+    [("mamba", "position_ids"), ("qwen3_next", "cu_seq_lens"), pytest.param("qwen3_next", "position_ids", marks=pytest.mark.slow)],
+)
 def test_a_compiled_model_keeps_packed_sequences_apart(name, by):
     """A layer of each kind, and feed-forwards without experts: Dynamo's time grows with both, and what is packed is not theirs."""
     small = {"num_hidden_layers": 1}

@@ -107,6 +107,22 @@ def test_the_gpu_suite_runs_in_the_interpreter_it_is_given():
     assert made == "python3 -m pytest -m gpu -p no:benchmark" + " -n 3 --dist worksteal" * parallel
 
 
+@pytest.mark.parametrize("fails", [None, "ruff check", "mypy", "pytest"])
+def test_the_tests_fail_with_the_type_checker_that_runs_beside_them(tmp_path, fails):
+    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
+    for name in ("requirements.lock", "pyproject.toml", ".ci/venv", ".venv/bin/python", ".venv/bin/ruff", ".venv/bin/mypy"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('#!/bin/sh\necho "${0##*/} $*"\ncase "${0##*/} $*" in *"$FAILS"*) exit 1;; esac\n')
+        path.chmod(0o755)
+    how = {"cwd": tmp_path, "env": {**ENVIRONMENT, "FAILS": fails or "nothing"}, "capture_output": True, "text": True, "timeout": 60}
+    subprocess.run(["make", "--eval", "ready: ; touch $(READY)", "ready"], check=True, **how)
+    done = subprocess.run(["make", "--no-print-directory", "test"], **how)
+    assert (done.returncode != 0) == (fails is not None), done.stderr
+    said = [line.split()[0] for line in done.stdout.splitlines() if line.startswith(("ruff ", "python -m pytest", "mypy "))]
+    assert said == (["ruff"] if fails == "ruff check" else ["ruff", "ruff", "python", "mypy"])
+
+
 def test_the_continuous_check_can_be_run():
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 

@@ -12,7 +12,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -144,20 +143,34 @@ def beside_llama_cpp(family: str, size: Size, count: int, runs: int = 8) -> Iter
 
 @torch.inference_mode()
 def profile(calls: list[Any], runs: int = 20) -> list[str]:
-    """Microseconds of a step's calls by kind, the longest first."""
-    total: Counter[str] = Counter()
+    """Number, microseconds, bytes and bytes a second of a step's calls by kernel and shape; the least time of each call over ``runs``."""
+    least = [float("inf")] * len(calls)
     for _ in range(runs):
-        for call in calls:
+        for i, call in enumerate(calls):
             start = time.perf_counter()
             call()
-            total[_kind(call)] += (time.perf_counter() - start) / runs * 1e6
-    return [f"{us:8.1f} us  {kind}" for kind, us in total.most_common(9)]
+            least[i] = min(least[i], time.perf_counter() - start)
+    parts: dict[str, list[float]] = {}
+    for call, seconds in zip(calls, least, strict=True):
+        name, size = _part(call)
+        part = parts.setdefault(name, [0, 0.0, 0])
+        part[:] = part[0] + 1, part[1] + seconds * 1e6, part[2] + size
+    return [
+        f"{count:4} x {us / count:8.1f} us = {us:9.1f} us, {size / count / 1e3:8.0f} kB, {size / us / 1e3:5.1f} GB/s  {name}"
+        for name, (count, us, size) in sorted(parts.items(), key=lambda part: -part[1][1])
+    ]
 
 
-def _kind(call: Any) -> str:
+def _part(call: Any) -> tuple[str, int]:
+    """Name of a call's kernel with the shapes of its matrices, and their bytes; without shapes and bytes for other calls than products."""
     kept = dict(zip(call.__code__.co_freevars, call.__closure__ or (), strict=True)) if hasattr(call, "__code__") else {}
-    inside = kept.get("function") or kept.get("target")
-    return str(inside.cell_contents if inside is not None else getattr(call, "func", call))[:90]
+    if "function" not in kept:
+        return getattr(call, "__name__", str(getattr(call, "func", call))[:40]), 0
+    name, inside = kept["function"].cell_contents.__name__, call.__defaults__[0][1]
+    maps = inside[-1][0] if "linears" in name and isinstance(inside[-1], tuple) else []
+    shapes = [f"{rows} x {inside[1].shape[-1]} of {bits or 8 * matrix.itemsize} bits" for matrix, _, _, rows, _, _, _, bits, *_ in maps]
+    size = sum(t.nbytes for matrix, *_, scale, _ in maps for t in (matrix, scale) if isinstance(t, torch.Tensor))
+    return " ".join([name, ", ".join(shapes)]).strip(), size
 
 
 def line(row: Row) -> str:

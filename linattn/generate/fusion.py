@@ -29,6 +29,7 @@ _BINARY = {aten.add.Tensor: "add", aten.mul.Tensor: "mul", aten.div.Tensor: "div
 
 def fuse(module: fx.GraphModule) -> None:
     """Fuse linear maps of ``module`` in place into calls of :func:`linattn.ops.linears.linears`."""
+    _drop_joined(module.graph)
     _fuse_unit_heads(module.graph)
     _fuse_narrow(module)
     _fuse_linears(module.graph)
@@ -58,6 +59,19 @@ def constant(graph: fx.Graph, name: str, value: Any) -> Node:
     node = graph.get_attr(name)
     node.meta["val"] = value
     return node
+
+
+def _drop_joined(graph: fx.Graph) -> None:
+    """Replace pieces of a concatenation that is split where it was joined, as products of a matrix whose rows are partly quantised."""
+    for split in calls(graph, aten.split_with_sizes.default):
+        joined = split.args[0]
+        if joined.target is not aten.cat.default or named(split)["dim"] != named(joined)["dim"]:
+            continue
+        parts, dim = joined.args[0], named(split)["dim"]
+        if [part.meta["val"].shape[dim] for part in parts] == list(named(split)["split_sizes"]):
+            for piece in split.users:
+                piece.replace_all_uses_with(parts[piece.args[1]])
+    graph.eliminate_dead_code()
 
 
 def _fuse_unit_heads(graph: fx.Graph) -> None:

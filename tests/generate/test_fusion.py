@@ -235,3 +235,16 @@ def test_what_writes_into_a_tensor_is_no_graph_of_values(function):
     """The zeros would be there once for all steps, and the second map would read what the sum finds."""
     with pytest.raises(NotImplementedError, match=r"aten.add_.Tensor writes into a tensor"):
         step_graph.make_step_graph(Own(function, a=W[8]), [torch.ones(1, 1, 8)])
+
+
+def test_pieces_of_a_concatenation_are_what_was_joined():
+    """A split where it was joined disappears, and only such a split."""
+    a, b = torch.randn(1, 1, 8), torch.randn(1, 1, 4)
+
+    def counted(sizes):
+        module = step_graph.make_step_graph(lambda x, y: [t * 2 for t in torch.cat([x, y], -1).split(sizes, -1)], [a, b])
+        got = module(a, b)
+        assert all(torch.equal(g, t * 2) for g, t in zip(got, torch.cat([a, b], -1).split(sizes, -1), strict=True))
+        return len(fusion.calls(module.graph, torch.ops.aten.cat.default))
+
+    assert counted([8, 4]) == 0 and counted([4, 8]) == 1 and counted([8, 3, 1]) == 1

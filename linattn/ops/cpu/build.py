@@ -39,7 +39,7 @@ SANITIZE = (
 )  # fmt: skip
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
-AVX512_BF16 = (*AVX512, "-mavx512bf16")
+AVX512_BF16 = (*AVX512, "-mavx512vnni", "-mavx512bf16")  # no processor has the second without the first
 # From the baseline to the best, in the order of isa.cpp.
 X86 = {"portable": (), "avx2": AVX2, "avx512": AVX512, "avx512bf16": AVX512_BF16, "amx": (*AVX512_BF16, "-mamx-tile", "-mamx-bf16")}
 ARM = {"portable": (), "neonbf16": ("-march=armv8.2-a+bf16",)}

@@ -7,16 +7,20 @@ from linattn.ops.cpu import build, library
 
 
 def pytest_generate_tests(metafunc):
-    """``isa`` stands for each instruction set that is there without products of bfloat16, ``tiles`` for each that has them."""
+    """``isa`` stands for each instruction set that is there without products of bfloat16, ``tiles`` for each that has them.
+
+    ``every_isa`` stands for both, for kernels that are compiled for all.
+    """
     there = () if library.reason() else library.isas()
-    for name in {"isa", "tiles"} & set(metafunc.fixturenames):
-        metafunc.parametrize(name, [x for x in there if (x in build.TILES) == (name == "tiles")] or ["none"], indirect=True)
+    taken = {"isa": [x for x in there if x not in build.TILES], "tiles": [x for x in there if x in build.TILES], "every_isa": list(there)}
+    for name in taken.keys() & set(metafunc.fixturenames):
+        metafunc.parametrize(name, taken[name] or ["none"], indirect=True)
 
 
 def pytest_collection_modifyitems(config, items):
     """With the sanitized library (test_sanitize.py), those that call the kernels of each instruction set, and on several threads."""
     if os.environ.get("LINATTN_CPU_SANITIZE") == "1":
-        others = [item for item in items if not {"isa", "tiles", "threads"} & set(item.fixturenames) or _of_numbers(item)]
+        others = [item for item in items if not {"isa", "tiles", "every_isa", "threads"} & set(item.fixturenames) or _of_numbers(item)]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in set(others)]
 
@@ -29,6 +33,15 @@ def _of_numbers(item) -> bool:
 
 @pytest.fixture
 def isa(request):
+    if library.reason():
+        pytest.skip(library.reason())
+    with library.lowered(request.param), library.guarded():
+        yield request.param
+
+
+@pytest.fixture
+def every_isa(request):
+    """For a test of the kernels of every instruction set that is there."""
     if library.reason():
         pytest.skip(library.reason())
     with library.lowered(request.param), library.guarded():

@@ -53,7 +53,7 @@ extern "C" __attribute__((visibility("default"))) int64_t linattn_isa() {
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                         __builtin_cpu_supports("avx512vl");
     if (!avx512) return 1;
-    if (!__builtin_cpu_supports("avx512bf16")) return 2;
+    if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512vnni")) return 2;
     return has_amx() ? 4 : 3;
 #elif defined(__aarch64__)
     return has_bf16() ? 1 : 0;

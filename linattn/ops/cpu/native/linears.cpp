@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "byte_dots.h"
 #include "finish.h"
 #include "pool.h"
 #include "rounded.h"
@@ -114,10 +115,10 @@ struct Scales {
 };
 LINATTN_INLINE Scales scales_of(const Call& call, const Call::Map& map, const Vectors& in, int64_t first, int64_t rows) {
     if (map.bits != 4) return {};
-    const int64_t groups = call.inputs / map.group, count = rows * groups, room = (count + 2 * LANES) / LANES * LANES;
+    const int64_t groups = call.inputs / map.group, count = rows * groups, room = (count + 2 * LANES - 1) / LANES * LANES;
     float* to = own.room(room + 4 * in.joined());
     const float16* from = (const float16*)map.scales + first * groups;
-    for (int64_t i = 0; i < count; i += LANES) store(to + i, load(from + i, int(min(LANES, count - i))));
+    for (int64_t i = 0; i < room; i += LANES) store(to + i, i < count ? load(from + i, int(min(LANES, count - i))) : zero());
     return {first, groups, to, to + room};
 }
 
@@ -186,7 +187,7 @@ template <class T>
 Vectors vectors_of(const Call& call, Rounded* rounded) {
     bool quantised = false;
     for (int64_t m = 0; m < call.maps; m++) quantised = quantised || call.map[m].bits != 0;
-    const int64_t row = quantised ? (call.inputs + UNIT - 1) / UNIT * UNIT : (call.inputs + 2 * LANES - 1) / LANES * LANES;
+    const int64_t row = quantised ? (call.inputs + 2 * UNIT - 1) / (2 * UNIT) * (2 * UNIT) : (call.inputs + 2 * LANES - 1) / LANES * LANES;
     const int64_t units = row / UNIT, whole = row + (quantised ? Rounded::floats(units) : 0);
     float* x = scratch.room(whole * call.vectors);
     for (int64_t v = 0; v < call.vectors; v++) {

@@ -1,5 +1,5 @@
 // Vectors rounded to int16, and their products with matrices of 8 and 4 bits: sums of integers are exact, and each unit of 64 numbers has
-// a scale, so that rounding adds at most 2^-16 of the largest number of its unit to any of them.
+// a scale, so that rounding adds at most 1 / 65278 of the largest number of its unit to any of them.
 #pragma once
 
 #include "lanes.h"
@@ -21,6 +21,12 @@ constexpr int UNIT = 64, BLOCK32 = 32;
 constexpr int WORDS = 2 * LANES;               // of a vector
 constexpr int TOTALS = LANES == 16 ? 1 : 2;    // vectors of sums of a unit: with 16 lanes a block of 32 has half of one
 constexpr int AHEAD_OF_CODES = 8192;           // prefetch distance in bytes
+#if defined(__AVX512VNNI__)
+constexpr int OFFSETS = LANES / 2;  // lanes of the sums of a unit
+#else
+constexpr int OFFSETS = TOTALS * LANES;
+#endif
+constexpr int LARGEST = 127 * 256 + 127;       // as two signed bytes, of which one counts 256
 
 LINATTN_INLINE Words load_words(const int16_t* p) {
     Words x;
@@ -70,7 +76,8 @@ LINATTN_INLINE Int dots(Words a, Words b, Int total) {
 
 LINATTN_INLINE Float floats(Int x) { return __builtin_convertvector(x, Float); }
 
-// A vector as words, `units` of 64 with zeros behind: `words` in its order for codes of 8 bits, and `turned` in that of codes of 4.
+// A vector as words, `units` of 64 with zeros behind: `words` in its order for codes of 8 bits, and `turned` in that of codes of 4; as bytes
+// where products4 is that of byte_dots.h.
 struct Rounded {
     int16_t *words, *turned;
     float *scale, *twice;  // of each unit, and of each block of 32
@@ -87,6 +94,20 @@ struct Rounded {
 // Position of number i of a unit in the order of words for codes of 4 bits.
 LINATTN_INLINE int turned_place(int i) { return LANES == 16 ? (i / 16 % 2) * 32 + i / 32 * 16 + i % 16 : i; }
 
+// Stores LANES whole numbers from number i of unit `u` on in the order for codes of 4 bits.
+LINATTN_INLINE void store_turned(const Rounded& to, int64_t u, int i, Int n) {
+#if defined(__AVX512VNNI__)
+    // Of 128 numbers: high bytes, then low bytes, of those that meet the codes in the lower halves of bytes, then of the others.
+    int8_t* place = (int8_t*)(to.turned + u / 2 * 2 * UNIT) + i / 16 % 2 * 128 + (u % 2 * 2 + i / BLOCK32) * 16;
+    const __m512i all = (__m512i)n, high = _mm512_srai_epi32(_mm512_add_epi32(all, _mm512_set1_epi32(128)), 8);
+    _mm_storeu_si128((__m128i*)place, _mm512_cvtepi32_epi8(high));
+    _mm_storeu_si128((__m128i*)(place + UNIT), _mm512_cvtepi32_epi8(all));
+#else
+    const Half h = narrowed(bits<Word>(n));
+    memcpy(to.turned + u * UNIT + turned_place(i), &h, sizeof h);
+#endif
+}
+
 // Rounds unit `u` of x.
 inline void round_unit(const float* x, int64_t u, const Rounded& to) {
     Float most = zero(), odd = zero();
@@ -99,7 +120,7 @@ inline void round_unit(const float* x, int64_t u, const Rounded& to) {
     store(lane, most);
     for (int i = 0; i < LANES; i++) largest = lane[i] > largest ? lane[i] : largest;
     const bool some = largest > 1e-30f && largest < 1e38f;
-    const float scale = (some ? largest / 32767 : 0.0f) + sum(odd), inverse = some ? 32767 / largest : 0.0f;
+    const float scale = (some ? largest / LARGEST : 0.0f) + sum(odd), inverse = some ? LARGEST / largest : 0.0f;
     uint32_t sums[UNIT / BLOCK32];  // unsigned: beside numbers that are not finite, whose scale is NaN, they may wrap around
     for (int b = 0; b < UNIT / BLOCK32; b++) {
         Int total = {};
@@ -108,7 +129,7 @@ inline void round_unit(const float* x, int64_t u, const Rounded& to) {
             const Int n = bits<Int>(near) - 0x4b400000;
             const Half h = narrowed(bits<Word>(n));
             memcpy(to.words + u * UNIT + i, &h, sizeof h);
-            memcpy(to.turned + u * UNIT + turned_place(i), &h, sizeof h);
+            store_turned(to, u, i, n);
             total += n;
         }
         sums[b] = 0;
@@ -116,9 +137,9 @@ inline void round_unit(const float* x, int64_t u, const Rounded& to) {
         to.twice[2 * u + b] = scale;
     }
     to.scale[u] = scale;
-    int32_t* eights = to.eights + u * TOTALS * LANES;
-    memset(eights, 0, TOTALS * LANES * sizeof(int32_t));
-    for (int b = 0; b < UNIT / BLOCK32; b++) eights[b * TOTALS * LANES / 2] = int32_t(-8u * sums[b]);
+    int32_t* eights = to.eights + u * OFFSETS;
+    memset(eights, 0, OFFSETS * sizeof(int32_t));
+    for (int b = 0; b < UNIT / BLOCK32; b++) eights[b * OFFSETS / 2] = int32_t(-8u * sums[b]);
 }
 
 // Rows of codes are read in whole units; an incomplete last unit is copied and padded with zeros. R rows are read together, so that their
@@ -166,8 +187,10 @@ LINATTN_INLINE void join_scales(const float* groups, int64_t count, int64_t grou
             store(to + 2 * i + LANES, interleaved<true>(scale, scale) * load(x.scale + 2 * i + LANES));
         }
     }
+    if (group == BLOCK32 && count % 2) to[count] = 0;  // half of the last unit: the scale behind is another row's, and may be infinite
 }
 
+#if !defined(__AVX512VNNI__)
 // The scales of the lanes of vector t of a unit's sums.
 template <bool FINE>
 LINATTN_INLINE Float lane_scales(const float* scales, int64_t u, int t) {
@@ -190,7 +213,7 @@ LINATTN_INLINE void products4(
         for (int t = 0; t < TOTALS; t++) {
             Int sums[R][V];
             for (int r = 0; r < R; r++)
-                for (int v = 0; v < V; v++) memcpy(&sums[r][v], x[v].eights + (u * TOTALS + t) * LANES, sizeof(Int));
+                for (int v = 0; v < V; v++) memcpy(&sums[r][v], x[v].eights + u * OFFSETS + t * LANES, sizeof(Int));
             for (int i = 0; i < UNIT / 2 / TOTALS; i += WORDS)
                 for (int r = 0; r < R; r++) {
                     const Words c = widened(p + r * next + t * BLOCK32 / 2 + i), low = c & 15, high = c >> 4;
@@ -208,6 +231,7 @@ LINATTN_INLINE void products4(
     for (int r = 0; r < R; r++)
         for (int v = 0; v < V; v++) store(totals + r * LANES + v * step, total[r][v]);
 }
+#endif
 
 }  // namespace LINATTN_ISA
 }  // namespace linattn

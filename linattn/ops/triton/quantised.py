@@ -20,7 +20,7 @@ from linattn.ops.torch.linears import Biases, Finish, Matrix, Norm, portable
 from linattn.ops.torch.quantised import Quantised
 from linattn.ops.triton import fitting, launch
 from linattn.ops.triton import linears as plain_kernels
-from linattn.ops.triton.linears import _bias, _norm, _prepared, _silu, _store
+from linattn.ops.triton.linears_parts import _bias, _norm, _prepared, _silu, _store
 from linattn.ops.triton.quantised_parts import _ended, _four, _of_heads, _place, _silus, _squares, _sums4, _sums8, _times
 
 VECTORS = 256  # of more than so many, a product with the matrix as floats is faster

@@ -215,9 +215,15 @@ def linears(
             _of_vector((*tensors, weight, gate, residual, y, wide), eps, launched, SIZE=size, **shared)
         else:
             _of_tiles((*tensors, residual, y, wide), vectors, counters, launched, **shared)
+    return results(y, wide, finish, sizes, x.shape[:-1])
+
+
+def results(y: Tensor, wide: Tensor | None, finish: Finish, sizes: Sequence[int], shape: Sequence[int]) -> list[Tensor]:
+    """Result of each matrix, ``shape`` and its rows in ``sizes``: in ``wide`` if there are steps after its product, else in ``y``."""
     ends = [wide if wide is not None and i < len(finish) and finish[i] else y for i in range(len(sizes))]
-    pieces = [end.split([vectors * n for n in sizes])[i] for i, end in enumerate(ends)]
-    return [piece.view(*x.shape[:-1], n) for piece, n in zip(pieces, sizes, strict=True)]
+    lengths = [prod(shape) * n for n in sizes]
+    pieces = [end.split(lengths)[i] for i, end in enumerate(ends)]
+    return [piece.view(*shape, n) for piece, n in zip(pieces, sizes, strict=True)]
 
 
 def normed(x: Tensor, norm: Norm, overlapped: bool) -> Tensor:

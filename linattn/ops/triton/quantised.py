@@ -312,9 +312,7 @@ def _launched(
             _of_vector((*tensors, norm.weight, norm.gate, residual, y, wide), norm, GROUP=group, **shared)
         else:
             _of_tiles((*tensors, residual, y, wide), vectors, group, **shared)
-    ends = [wide if wide is not None and i < len(finish) and finish[i] else y for i in range(len(sizes))]
-    pieces = [end.split([vectors * n for n in sizes])[i] for i, end in enumerate(ends)]
-    return [piece.view(*x.shape[:-1], n) for piece, n in zip(pieces, sizes, strict=True)]
+    return plain_kernels.results(y, wide, finish, sizes, x.shape[:-1])
 
 
 def _of_vector(tensors: tuple, norm: Norm, **shared: Any) -> None:

@@ -1,7 +1,7 @@
 """Measures of the library's source: ``python -m benchmarks.source``, or of an earlier revision, ``--rev e83976b``.
 
-Lines, lengths of functions, numbers of arguments, arguments that a kernel does not use, ``_`` in unpackings, circles of imports and
-docstrings that begin with a question word. A kernel here is a function that Triton compiles; the others are functions.
+Lines, lengths of functions, numbers of arguments, arguments that a kernel does not use, ``_`` in unpackings, circles of imports,
+docstrings that begin with a question word, and repeated lines. A kernel here is a function that Triton compiles; the others are functions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import json
 import statistics
 import subprocess
 import tarfile
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import combinations
 from pathlib import Path
 
 from benchmarks import RESULTS
@@ -22,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "linattn"
 QUESTIONS = ("What", "Of", "Whether", "Where", "Who", "How", "Which", "That")
 MANY = 8  # arguments
+RUN, COMMON = 6, 8  # equal lines of a repetition; most places of such a run, which in more of them is a form to fill in
 REEXPORTS = {"linattn", "linattn.report"}  # packages whose public names may stand above them
 Sources = Mapping[str, ast.Module]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -109,6 +112,18 @@ def questions(sources: Sources) -> tuple[int, int]:
     return sum(text.split()[0].rstrip(",:") in QUESTIONS for text in said), len(said)
 
 
+def repeated(sources: Sources) -> list[tuple[str, str]]:
+    """Pairs of modules, or a module twice, that share :data:`RUN` equal lines; imports, comments and layout do not count."""
+    places: dict[tuple[str, ...], list[tuple[str, int]]] = defaultdict(list)
+    for path, tree in sources.items():
+        lines = [line for line in map(str.strip, ast.unparse(tree).splitlines()) if line and not line.startswith(("import ", "from "))]
+        for first in range(len(lines) - RUN + 1):
+            places[tuple(lines[first : first + RUN])].append((path, first))
+    few = [found for found in places.values() if len(found) <= COMMON]
+    pairs = ((*sorted((a, b)), abs(i - j)) for found in few for (a, i), (b, j) in combinations(found, 2))
+    return sorted({(a, b) for a, b, apart in pairs if a != b or apart >= RUN})
+
+
 def tenth(values: Iterable[int]) -> int:
     """90th percentile."""
     ordered = sorted(values)
@@ -130,6 +145,7 @@ def measures(sources: Sources, lines: int) -> dict[str, object]:
         "unpackings with _ in kernels": {"unpackings": len(blanks), "_": sum(blanks)},
         "circles of imports": len(circles(sources)),
         "docstrings that begin with a question word": {"these": worded, "of": said},
+        f"pairs of modules that share {RUN} lines": len(repeated(sources)),
     }  # fmt: skip
 
 

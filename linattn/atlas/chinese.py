@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 
 from linattn.atlas.text import Both
-from linattn.report.chinese import NUMBER, STUDIES, TASKS
+from linattn.report.chinese import NUMBER, TASKS
+from linattn.report.chinese_studies import STUDIES
 
 BENCHMARKS = {
     "forward": "前向",

@@ -36,7 +36,7 @@ def trace(
     of its output and the largest entries for the last token.
     """
     from linattn.generate.sampling import Sampling, generator
-    from linattn.generate.trace import trace as traced
+    from linattn.generate.trace import trace as trace_generation
     from linattn.report.trace import lines
     from linattn.state import writable
     from linattn.train import load_run
@@ -50,7 +50,7 @@ def trace(
         raise ValueError(f"--max-new-tokens must be at least 1, but came as {max_new_tokens}")
     chosen = Sampled(**given)
     model, codec = load_run(run, device=chosen.device)
-    found = traced(
+    found = trace_generation(
         model,
         codec,
         prompt,

@@ -304,17 +304,17 @@ def _finish(get: Node) -> tuple[Steps, list[Node], Node | None]:
     value = get.meta["val"]
     steps: Steps = []
     views: list[Node] = []
-    last, between, node, wide = None, 0, get, value.dtype == torch.float32
+    last, between, node, float32 = None, 0, get, value.dtype == torch.float32
     while len(node.users) == 1:
         (user,) = node.users
         if user.target is aten.unflatten.int and user.args[0] is node:
             views.append(user)
         elif user.target is aten.to.dtype and user.args[1] == torch.float32 and value.dtype != torch.float64:
-            wide, last, between = True, user, len(views)
-        elif wide and user.target in UNARY and len(user.args) == 1 and not user.kwargs:
+            float32, last, between = True, user, len(views)
+        elif float32 and user.target in UNARY and len(user.args) == 1 and not user.kwargs:
             steps.append((UNARY[user.target], None))
             last, between = user, len(views)
-        elif wide and (other := _other(user, node, value.shape[-1], bool(views))) is not None:
+        elif float32 and (other := _other(user, node, value.shape[-1], bool(views))) is not None:
             steps.append((_BINARY[user.target], other))
             last, between = user, len(views)
         else:

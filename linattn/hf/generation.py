@@ -16,7 +16,7 @@ from linattn.generate.prefill import prefill, resume
 from linattn.generate.stream import check_draft
 from linattn.hf import captured
 from linattn.hf.cache import StateCache
-from linattn.hf.packing import ENDS, begun_again, check_places, new_places
+from linattn.hf.packing import ENDS, begun_again, breaks, check_positions
 from linattn.state import State
 from linattn.state.store import PrefixStore
 
@@ -94,7 +94,7 @@ class StateGenerationMixin(GenerationMixin):
         ids = kwargs.get("input_ids")
         _check(state, prefixes, kwargs)
         order = self._pad_left(args, kwargs)
-        _check_places(kwargs)
+        _check_positions(kwargs)
         if state is not None:
             kwargs["past_key_values"] = StateCache(state, kept=False)
         store, rows = None, []
@@ -280,17 +280,17 @@ def _check(state: State | None, prefixes: Prefixes | None, kwargs: dict[str, Any
     _check_rows(state, len(given))
 
 
-def _check_places(kwargs: dict[str, Any]) -> None:
+def _check_positions(kwargs: dict[str, Any]) -> None:
     """Raise ValueError for packed prompts. Positions of padding and of tokens in a cache do not mark packing."""
     ids, embeddings = kwargs.get("input_ids"), kwargs.get("inputs_embeds")
-    tokens, places, mask = ids if embeddings is None else embeddings, kwargs.pop("position_ids", None), kwargs.get("attention_mask")
+    tokens, positions, mask = ids if embeddings is None else embeddings, kwargs.pop("position_ids", None), kwargs.get("attention_mask")
     packed = next((name for name in ("cu_seqlens", *ENDS, "seq_idx") if kwargs.get(name) is not None), None)
-    if tokens is not None and places is not None:
-        past = kwargs.get("past_key_values") is not None and isinstance(places, Tensor)
-        places = places[..., -tokens.shape[1] :] if past else places
-        check_places(places, tokens, "position_ids")
+    if tokens is not None and positions is not None:
+        past = kwargs.get("past_key_values") is not None and isinstance(positions, Tensor)
+        positions = positions[..., -tokens.shape[1] :] if past else positions
+        check_positions(positions, tokens, "position_ids")
         padding = None if mask is None else mask[:, mask.shape[1] - tokens.shape[1] :]
-        packed = packed or (None if begun_again(new_places(places), padding) is None else "position_ids")
+        packed = packed or (None if begun_again(breaks(positions), padding) is None else "position_ids")
     if packed is not None:
         raise ValueError(f"{packed} packs sequences into one row, but generate needs one row per prompt; prefill packs a list of prompts")
 

@@ -63,7 +63,7 @@ def sequences(
     by, cu = "", None
     for name, t in given_packing.items():
         if t is not None:
-            (check_places if name in PLACES else packed_lengths)(t, tokens, name)
+            (check_positions if name in PLACES else packed_lengths)(t, tokens, name)
     for name, t in given_packing.items():
         if t is None or not (cu is None or values_visible(cu)):
             continue
@@ -82,10 +82,10 @@ def _ends(name: str, t: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor |
     if not t.shape[1]:
         return None
     t = t.expand(tokens.shape[0], -1)
-    return begun_again(new_places(t), mask) if name == "position_ids" else borders(t.diff() != 0)
+    return begun_again(breaks(t), mask) if name == "position_ids" else borders(t.diff() != 0)
 
 
-def check_places(t: Any, tokens: Tensor, name: str) -> None:
+def check_positions(t: Any, tokens: Tensor, name: str) -> None:
     """Check for one number per token of ``tokens`` [B, T, ...], or one row of them for all."""
     dtype(name, tensor(name, t, tokens), torch.int64, torch.int32)
     batch, length = tokens.shape[:2]
@@ -99,9 +99,9 @@ def _agree(name: str, cu: Tensor, other: str, again: Tensor, exactly: bool) -> N
         raise ValueError(f"{other} must begin sequences where {name} does, {wanted}, but begins them at {came}")
 
 
-def new_places(places: Tensor) -> Tensor:
+def breaks(positions: Tensor) -> Tensor:
     """Mask [B, T - 1], True where a position [B, T] is not the previous one plus 1, as in transformers' masks."""
-    return places.diff() != 1
+    return positions.diff() != 1
 
 
 def begun_again(starts: Tensor, mask: Tensor | None) -> Tensor | None:

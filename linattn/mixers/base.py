@@ -277,10 +277,10 @@ class Mixer(nn.Module):
         own = [t for name in self.keep_float32 if (t := getattr(self, name)) is not None]
         kept = [*own, *(p.grad for p in own if p.grad is not None)]
 
-        def wide(t: Tensor) -> Tensor:
+        def keeping_float32(t: Tensor) -> Tensor:
             new = fn(t)
             if new.dtype in (torch.float32, torch.float64) or not any(t is k for k in kept):
                 return new
             return t.to(new.device, torch.float32)
 
-        return super()._apply(wide, recurse)
+        return super()._apply(keeping_float32, recurse)

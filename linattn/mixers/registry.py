@@ -192,8 +192,8 @@ def create(name: str, *, dim: int, **options: Any) -> Mixer:
             raise TypeError(f"mixer {name!r} has no option {option!r}{suggestion(option, known.options, otherwise)}")
     _check_types(known, options)
     dtype = torch.get_default_dtype()
-    wide = torch.promote_types(dtype, torch.float32)
-    torch.set_default_dtype(wide)  # time constants stay so, and torch makes no orthogonal matrix of a half
+    parameter_dtype = torch.promote_types(dtype, torch.float32)
+    torch.set_default_dtype(parameter_dtype)  # time constants stay so, and torch makes no orthogonal matrix of a half
     try:
         mixer = known.cls(dim=dim, **options)
     except (RuntimeError, TypeError, MemoryError) as error:
@@ -203,7 +203,7 @@ def create(name: str, *, dim: int, **options: Any) -> Mixer:
     finally:
         torch.set_default_dtype(dtype)
     mixer.dim = dim
-    return mixer if dtype == wide else mixer.to(dtype)
+    return mixer if dtype == parameter_dtype else mixer.to(dtype)
 
 
 def _check_types(known: Info, options: dict[str, Any]) -> None:

@@ -72,18 +72,18 @@ class _ChunkedLoss(torch.autograd.Function):
         device = hidden.device.type
         with torch.autocast(device, enabled=False):
             low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-            wide = torch.promote_types(hidden.dtype, torch.float32)
-            matrix, total = weight.to(low), torch.zeros((), dtype=wide, device=hidden.device)
+            compute_dtype = torch.promote_types(hidden.dtype, torch.float32)
+            matrix, total = weight.to(low), torch.zeros((), dtype=compute_dtype, device=hidden.device)
             learns = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-            d_hidden, d_weight = (torch.zeros_like(t, dtype=wide) if learns else t.new_empty(0) for t in (hidden, weight))
+            d_hidden, d_weight = (torch.zeros_like(t, dtype=compute_dtype) if learns else t.new_empty(0) for t in (hidden, weight))
             for start in range(0, len(hidden), chunk):
                 rows = slice(start, start + chunk)
                 x = hidden[rows].to(low)
-                loss, d_logits = pointwise(x @ matrix.T, targets[rows], z, cap, wide)
+                loss, d_logits = pointwise(x @ matrix.T, targets[rows], z, cap, compute_dtype)
                 total += loss
                 if learns:
-                    d_hidden[rows] = (d_logits @ matrix).to(wide)
-                    d_weight += (d_logits.T @ x).to(wide)
+                    d_hidden[rows] = (d_logits @ matrix).to(compute_dtype)
+                    d_weight += (d_logits.T @ x).to(compute_dtype)
         ctx.save_for_backward(d_hidden, d_weight)
         ctx.dtypes = hidden.dtype, weight.dtype
         return (total,)
@@ -95,9 +95,9 @@ class _ChunkedLoss(torch.autograd.Function):
         return *((gradient * d).to(t) for d, t in zip((d_hidden, d_weight), ctx.dtypes, strict=True)), None, None, None, None, None
 
 
-def _loss_and_gradient(scores: Tensor, targets: Tensor, z: float, cap: float, wide: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Summed loss of ``scores`` [C, V] before the soft cap, in ``wide``, and its gradient [C, V] in the dtype of ``scores``."""
-    low, scores = scores.dtype, scores.to(wide)
+def _loss_and_gradient(scores: Tensor, targets: Tensor, z: float, cap: float, compute_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Summed loss of ``scores`` [C, V] before the soft cap, in ``compute_dtype``, and its gradient [C, V] in the dtype of ``scores``."""
+    low, scores = scores.dtype, scores.to(compute_dtype)
     logits = cap * torch.tanh(scores / cap) if cap else scores
     real = targets != IGNORED
     places = targets.where(real, 0)[:, None]
@@ -105,7 +105,7 @@ def _loss_and_gradient(scores: Tensor, targets: Tensor, z: float, cap: float, wi
     losses = denominator - logits.gather(1, places) + z * denominator**2
     gradient = (logits - denominator).exp() * (1 + 2 * z * denominator)
     if torch.compiler.is_compiling():  # fused with its neighbours, unlike a scatter
-        gradient = gradient - (torch.arange(logits.shape[1], device=logits.device) == places).to(wide)
+        gradient = gradient - (torch.arange(logits.shape[1], device=logits.device) == places).to(compute_dtype)
     else:
         gradient.scatter_add_(1, places, -torch.ones_like(denominator))
     gradient = (gradient * (1 - (logits / cap) ** 2) if cap else gradient) * real[:, None]

@@ -19,6 +19,9 @@ from linattn.ops.checks import check_mask, check_tokens
 class RecommendConfig(stack.StackConfig):
     """A stack of blocks over the items of a history, each a mixer along time and a feed-forward per item, around residuals.
 
+    The options of a mixer are the same in all layers; what a language model sets by a layer's number, such as the decays
+    of HGRN and Lightning, is the mixer's default.
+
     Args:
         items: number of items.
         length: longest history; longer ones are cut to their latest items.

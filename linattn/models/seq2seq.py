@@ -28,6 +28,9 @@ STOP = 0  # the token that begins a target and ends it
 class Seq2SeqConfig(stack.StackConfig):
     """Config of an encoder of the source and a decoder of the target, whose blocks attend to the encoder's output.
 
+    The options of a mixer are the same in all layers; what a language model sets by a layer's number, such as the decays
+    of HGRN and Lightning, is the mixer's default.
+
     Args:
         source_vocab, target_vocab: numbers of tokens; token 0 begins and ends a target and is the padding of both.
         length: longest source and longest target, stop token included.

@@ -210,7 +210,7 @@ def _decay(decay: Tensor, q_dtype: torch.dtype, full: tuple[int, int, int, int])
     if decay.ndim not in wanted:
         raise ValueError(f"decay must have shape [H], [H, K], [B, T, H] or [B, T, H, K], but came with {list(decay.shape)}")
     shape("decay", decay, wanted[decay.ndim], {1: (heads,), 2: (heads, size), 3: full[:3], 4: full}[decay.ndim])
-    dtype("decay", decay, q_dtype, _wide(q_dtype))
+    dtype("decay", decay, q_dtype, _compute_dtype(q_dtype))
     not_positive("decay", decay)
 
 
@@ -224,10 +224,10 @@ def not_positive(name: str, decay: Tensor) -> None:
 
 def _extra(name: str, t: Tensor, v: Tensor, wanted: str, size: tuple[int, ...]) -> None:
     shape(name, tensor(name, t, v), wanted, size)
-    dtype(name, t, v.dtype, _wide(v.dtype))
+    dtype(name, t, v.dtype, _compute_dtype(v.dtype))
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -240,11 +240,11 @@ def _initial(state: Any, v: Tensor, denominator: bool, full: tuple[int, int, int
         raise ValueError(f"initial_state must be one tensor S [N, H, K, V] without normalize, but came as {described(state)}")
     s, z = state if denominator else (state, None)
     shape("initial_state", tensor("initial_state", s, v), "[N, H, K, V]", full)
-    dtype("initial_state", s, _wide(v.dtype))
+    dtype("initial_state", s, _compute_dtype(v.dtype))
     if denominator:
         z = tensor("initial_state[1] (z)", z, v)
         shape("initial_state[1] (z)", z, "[N, H, K]", full[:3])
-        dtype("initial_state[1] (z)", z, _wide(v.dtype))
+        dtype("initial_state[1] (z)", z, _compute_dtype(v.dtype))
     return s, z
 
 

@@ -47,10 +47,10 @@ def long_conv(u: Tensor, kernel: Tensor) -> Tensor:
     taps = kernel[:tokens]
     if u.numel() == 0 or taps.numel() == 0:
         return torch.zeros_like(u) + u[:, :0].sum() + kernel[:0].sum()  # zeros with gradients of zero
-    wide = torch.float64 if torch.float64 in (u.dtype, kernel.dtype) else torch.float32
+    compute_dtype = torch.float64 if torch.float64 in (u.dtype, kernel.dtype) else torch.float32
     n = fast_length(tokens + taps.shape[0] - 1)
-    spectrum = torch.fft.rfft(taps.to(wide).mT, n)  # [D, n / 2 + 1]
-    signal = torch.fft.rfft(u.to(wide).movedim(1, -1), n)  # [B, D, (V,) n / 2 + 1]
+    spectrum = torch.fft.rfft(taps.to(compute_dtype).mT, n)  # [D, n / 2 + 1]
+    signal = torch.fft.rfft(u.to(compute_dtype).movedim(1, -1), n)  # [B, D, (V,) n / 2 + 1]
     y = torch.fft.irfft(signal * (spectrum if u.ndim == 3 else spectrum[:, None]), n)[..., :tokens]
     # A copy, since to() may return a view that keeps the transforms in memory.
     return y.movedim(-1, 1).to(u.dtype, memory_format=torch.contiguous_format).contiguous()
@@ -112,7 +112,7 @@ def lti(
     """
     _signal(u)
     checks.flag("return_state", return_state)
-    wide = _check_system(u, A, B, C)
+    compute_dtype = _check_system(u, A, B, C)
     if cu_seqlens is not None:
         if lengths is not None:
             raise ValueError("lengths and cu_seqlens exclude each other: packed sequences have no padding")
@@ -123,16 +123,16 @@ def lti(
     full = (rows, *A.shape[:2], *u.shape[3:])
     if initial_state is not None:
         checks.shape("initial_state", checks.tensor("initial_state", initial_state, u), "[N, D, K] or [N, D, K, V]", full)
-        checks.dtype("initial_state", initial_state, wide)
+        checks.dtype("initial_state", initial_state, compute_dtype)
     with checks.no_autocast(u):
-        system = _system(A.to(wide), B.to(wide), C.to(wide))
+        system = _system(A.to(compute_dtype), B.to(compute_dtype), C.to(compute_dtype))
         x = u if u.ndim == 4 else u[..., None]
         if cu_seqlens is not None:
             x, lengths = _unpack(x, cu_seqlens)
         elif lengths is not None:
             x = torch.where((torch.arange(x.shape[1], device=x.device) < lengths[:, None])[..., None, None], x, 0.0)
         state = system.b.new_zeros(*full[:3], x.shape[3]) if initial_state is None else initial_state.reshape(*full[:3], x.shape[3])
-        y, last = _run(system, x.to(_real(wide)), state, lengths, return_state)
+        y, last = _run(system, x.to(_real(compute_dtype)), state, lengths, return_state)
         if cu_seqlens is not None:
             y = _pack(y, cu_seqlens, u.shape[1])
         y = y.reshape(u.shape).to(u.dtype)

@@ -83,7 +83,7 @@ class Operator:
         gradients: names of the arguments whose gradients the backward pass returns.
         like: the argument or result that a missing first cotangent is zeros like.
         key: dispatch key of the kernels' devices.
-        keeps: the last argument of the forward pass is a flag to save for backward; calls omit it.
+        save_flag: the last argument of the forward pass is a flag to save for backward; calls omit it.
         recorded: function of ``load`` for the registered forward pass, if not ``forward``.
         saves: function from inputs and results to the inputs to save, if others can replace them.
         derivative: the backward pass in operations of torch, from the first cotangent, the tensors and the options.
@@ -97,7 +97,7 @@ class Operator:
     gradients: str
     like: str
     key: str = EVERYWHERE
-    keeps: bool = False
+    save_flag: bool = False
     recorded: str = "forward"
     saves: Callable[[Sequence[Any], Any], Sequence[Any]] | None = None
     derivative: Derivative | None = None
@@ -128,7 +128,7 @@ class Operator:
         """Run the forward pass."""
         tensors = arguments[self.tensors]
         wanted = tracing.wanted(*tensors)
-        if self.keeps:
+        if self.save_flag:
             arguments = (*arguments, wanted)
         if self.forward.name and tracing.traced(*tensors):
             return self.registered[0](*arguments)
@@ -151,7 +151,7 @@ class Operator:
         return run
 
     def _keep(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-        if self.keeps and not inputs[-1]:
+        if self.save_flag and not inputs[-1]:
             raise RuntimeError(f"linattn::{self.forward.name} was called without saving for backward, as its last argument says")
         if self.saves is not None:
             inputs = self.saves(inputs, output)

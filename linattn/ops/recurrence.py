@@ -45,7 +45,7 @@ WALK = Operator(
         f"(Tensor d_o, Tensor? d_final, Tensor? d_denominator, Tensor? d_final_z, {_CPU}, Tensor kept, bool of_decay) -> "
         f"({', '.join(['Tensor'] * 10)})", "cpu_linear_attention_backward",
     ),
-    "o final denominator final_z kept", "q k v decay beta read write bonus initial initial_z", "v", "CPU", keeps=True,
+    "o final denominator final_z kept", "q k v decay beta read write bonus initial initial_z", "v", "CPU", save_flag=True,
     recorded="forward_whole",
     once='the CPU kernels of linear_attention are differentiable once; backend="torch" has gradients of gradients',
 )  # fmt: skip
@@ -56,7 +56,7 @@ CHUNKS = Operator(
         f"(Tensor do, Tensor? dfinal, {_GPU}, bool ddecay, Tensor starts, Tensor links) -> ({', '.join(['Tensor'] * 9)})",
         "chunk_backward",
     ),
-    "o final starts links", "q k v decay beta read write bonus initial", "v", keeps=True,
+    "o final starts links", "q k v decay beta read write bonus initial", "v", save_flag=True,
     once='the kernels of the recurrence have no gradients of gradients: ask for backend="torch"',
 )  # fmt: skip
 PARTS = Operator(
@@ -66,7 +66,7 @@ PARTS = Operator(
         f"(Tensor do, Tensor? dfinal, {_GPU}, bool ddecay, bool last, Any group, Tensor starts, Tensor links, Tensor passages) -> "
         f"({', '.join(['Tensor'] * 9)})"
     ),
-    "o final starts links passages", "q k v decay beta read write bonus initial", "v", keeps=True,
+    "o final starts links passages", "q k v decay beta read write bonus initial", "v", save_flag=True,
     once='the kernels of the recurrence have no gradients of gradients: ask for backend="torch"',
 )  # fmt: skip
 

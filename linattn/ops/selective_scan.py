@@ -118,13 +118,13 @@ def _check_gated(x: Tensor, bias: Tensor | None, z: Tensor | None) -> None:
     for name, t, dims, wanted in (("bias", bias, "[D]", full[-1:]), ("z", z, "[B, T, D]", full)):
         if t is not None:
             checks.shape(name, checks.tensor(name, t, x), dims, tuple(wanted))
-            checks.dtype(name, t, x.dtype, _wide(x))
+            checks.dtype(name, t, x.dtype, _compute_dtype(x))
 
 
 def _step(x: Tensor, dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
     """Compute Δ [B, T, D] in the dtype of sums."""
     with checks.no_autocast(x):
-        step = dt.to(_wide(x))
+        step = dt.to(_compute_dtype(x))
         step = step if bias is None else step + bias.to(step.dtype)
         return F.softplus(step) if softplus else step
 
@@ -185,7 +185,7 @@ def _check(call: _Call, positive: bool = False) -> None:
     if checks.tensor("x", x).ndim != 3:
         raise ValueError(f"x must have shape [B, T, D], but came with {list(x.shape)}")
     checks.dtype("x", x, *checks.DTYPES)
-    wide = _wide(x)
+    compute_dtype = _compute_dtype(x)
     batch, tokens, width = x.shape
     size = a.shape[-1] if checks.tensor("A", a, x).ndim == 2 else 0
     wanted = [("dt", dt, "[B, T, D]", (batch, tokens, width)), ("A", a, "[D, N]", (width, size))]
@@ -194,7 +194,7 @@ def _check(call: _Call, positive: bool = False) -> None:
         wanted.append(("D", d, "[D]", (width,)))
     for name, t, dims, full in wanted:
         checks.shape(name, checks.tensor(name, t, x), dims, full)
-        checks.dtype(name, t, x.dtype, wide)
+        checks.dtype(name, t, x.dtype, compute_dtype)
     checks.not_positive("A", a)
     if not positive and dt.numel() and checks.values_visible(dt) and bool(dt.amin() < 0):
         raise ValueError(f"dt is a time step and must be >= 0, but its smallest value is {dt.min().item():g}")
@@ -202,7 +202,7 @@ def _check(call: _Call, positive: bool = False) -> None:
         checks.packed_lengths(cu, x)
     if initial is not None:
         checks.shape("initial_state", checks.tensor("initial_state", initial, x), "[rows, D, N]", (_rows(x, cu), width, size))
-        checks.dtype("initial_state", initial, wide)
+        checks.dtype("initial_state", initial, compute_dtype)
 
 
 def _cpu() -> ModuleType:
@@ -220,7 +220,7 @@ def _triton() -> ModuleType:
 _INPUTS = "Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor? d"
 _SEVEN = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 _SHARED: dict[str, Any] = {
-    "results": "y last kept", "gradients": "x dt a b c d initial", "like": "x", "keeps": True,
+    "results": "y last kept", "gradients": "x dt a b c d initial", "like": "x", "save_flag": True,
     "once": 'the kernels of the selective scan have no gradients of gradients: ask for backend="torch"',
 }  # fmt: skip
 KERNELS = {
@@ -247,5 +247,5 @@ def _rows(x: Tensor, cu_seqlens: Tensor | None) -> int:
     return x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
 
 
-def _wide(x: Tensor) -> torch.dtype:
+def _compute_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32

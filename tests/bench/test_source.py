@@ -59,6 +59,18 @@ def test_circles(tree):
     assert source.circles(tree) == [["linattn.one", "linattn.three"]]
 
 
+def test_repeated_lines():
+    """Within a module too, wherever they begin; not their overlap, not imports, not what stands in many places."""
+    lines = [f"x = {i}" for i in range(6)]
+    again = "\n".join(lines)
+    texts = {"a": f"import b\n{again}", "b": f"def f():\n    {again.replace(chr(10), chr(10) + '    ')}\ny = 1", "c": f"{again}\n{again}"}
+    tree = {path: ast.parse(text) for path, text in texts.items()}
+    assert source.repeated(tree) == [("a", "b"), ("a", "c"), ("b", "c"), ("c", "c")]
+    assert source.repeated({"d": ast.parse("x = 1\n" * 8), "e": ast.parse("import b\n" * 6), "f": ast.parse("import b\n" * 6)}) == []
+    assert source.repeated({str(i): tree["a"] for i in range(9)}) == []
+    assert source.repeated({"a": tree["a"], "b": ast.parse("\n".join(lines[1:]))}) == []
+
+
 def test_the_command_keeps_each_revision(tmp_path, capsys):
     out = tmp_path / "source.json"
     if subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, check=False).returncode == 0:

@@ -1,5 +1,6 @@
 """The pages on the architecture and on decoding, and the figure, name functions and files that exist."""
 
+import json
 import re
 from importlib import import_module
 
@@ -30,3 +31,20 @@ def test_there_are_places_and_files():
     assert len(PLACES) > 20
     for path in re.findall(r"``((?:linattn|tests)/[\w/.]+)``", PAGE):
         assert (ROOT / path).exists(), path
+
+
+def test_measures_on_the_page_are_those_of_the_file():
+    revisions = json.loads((ROOT / "benchmarks" / "results" / "source.json").read_text(encoding="utf-8"))["revisions"]
+    before, now = (figures({name: x for name, x in one.items() if name != "date"}) for one in revisions.values())
+    rows = re.findall(r"   \* - (.*)\n     - (.*)\n     - (.*)\n", PAGE)
+    assert rows[1:] == [(name, before[name], now[name]) for name in now]
+
+
+def figures(measures, name=""):
+    """The measures by name, those of a group behind the group's name."""
+    if not isinstance(measures, dict):
+        return {name: f"{measures:,}"}
+    found = {}
+    for part, value in measures.items():
+        found |= figures(value, f"{name}, {part}" if name else part)
+    return found

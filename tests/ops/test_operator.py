@@ -34,7 +34,7 @@ def gradients(d_one: Tensor, dtwo: Tensor | None, x: Tensor, kept: Tensor, power
 
 
 KERNELS = SimpleNamespace(forward=forward, backward=backward, outputs=outputs, gradients=gradients, refusal=lambda *_: None)
-SHARED = {"results": "one two kept", "gradients": "x y", "like": "x", "keeps": True}
+SHARED = {"results": "one two kept", "gradients": "x y", "like": "x", "save_flag": True}
 TOY = Operator(
     lambda: KERNELS,
     Pass("(Tensor x, Tensor? y, int power, bool keeps) -> (Tensor, Tensor, Tensor)", "test_toy"),

@@ -49,7 +49,7 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise FileNotFoundError(f"{path} {'is no file' if path.exists() else 'does not exist'}")
-        self.path, self._gguf = path, _package()
+        self.path, self._gguf = path, gguf_package()
         self._bytes = np.memmap(path, mode="r") if path.stat().st_size else np.zeros(0, np.uint8)
         try:
             cursor = _Cursor(self._bytes)
@@ -168,7 +168,7 @@ def _head(cursor: _Cursor) -> tuple[int, int]:
     return cursor.scalar("Q"), cursor.scalar("Q")
 
 
-def _package() -> Any:
+def gguf_package() -> Any:
     """Import the ``gguf`` package."""
     try:
         import gguf

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from linattn import models
 from linattn.arguments import described, typed
-from linattn.extras import missing
 from linattn.hf.convert import family
 from linattn.hf.gguf.families import FAMILIES, Written, comparable, family_of
+from linattn.hf.gguf.file import gguf_package
 from linattn.hf.gguf.vocabulary import vocabulary_of
 from linattn.models import quantised
 from linattn.ops.torch.quantised import BLOCK, group_scale, nearest, packed
@@ -52,7 +52,7 @@ def export_gguf(
     if dtype not in TYPES:
         raise ValueError(f"dtype must be one of {', '.join(TYPES)}, but came as {dtype!r}")
     ours, name = model.config, family_of(model.config)
-    written, gguf = FAMILIES[name], _package()
+    written, gguf = FAMILIES[name], gguf_package()
     their_config(comparable(ours), family(written.published or name))  # raises for models that the published class cannot express
     metadata = {"context_length": context, "embedding_length": ours.dim, **written.metadata(ours)}
     vocabulary = {} if tokenizer is None else vocabulary_of(Path(tokenizer), ours.vocab_size)
@@ -125,12 +125,3 @@ def _q4_0(data: np.ndarray) -> np.ndarray:
     scale = group_scale(groups)
     codes = packed(nearest(groups, scale.float()[..., None], 7))
     return torch.cat([scale[..., None].view(torch.uint8), codes], -1).flatten(-2).numpy()
-
-
-def _package() -> Any:
-    """Import the ``gguf`` package."""
-    try:
-        import gguf
-    except ImportError as error:
-        raise ModuleNotFoundError(f"{missing('gguf', 'a GGUF file')} ({error})", name="gguf") from None
-    return gguf

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linattn.hf.packing import ENDS, PACKED, begun_again, borders, new_places, positions
+from linattn.hf.packing import ENDS, PACKED, begun_again, borders, breaks, positions
 from linattn.ops.checks import packed_lengths
 from linattn.ops.convolution_step import step_
 from linattn.ops.gated import gated
@@ -149,15 +149,15 @@ def positions_begun_again(given: dict[str, Any], batch: int, tokens: int) -> Ten
 
     Several such rows are refused, because layers would treat each as one sequence.
     """
-    places, mask = given.get("position_ids"), given.get("attention_mask")
+    position_ids, mask = given.get("position_ids"), given.get("attention_mask")
     mask = mask[:, -tokens:] if isinstance(mask, Tensor) and mask.ndim == 2 else None
-    if places is None or tokens == 1 or (batch != 1 and (mask is not None or places.ndim != 2)):
+    if position_ids is None or tokens == 1 or (batch != 1 and (mask is not None or position_ids.ndim != 2)):
         return None
-    rows = places if places.ndim == 2 else places[0]
+    rows = position_ids if position_ids.ndim == 2 else position_ids[0]
     if rows.shape[1:] != (tokens,):
         return None
     # multi-axis positions also describe images, where they repeat and jump
-    starts = new_places(rows) if places.ndim == 2 else (rows.diff() < 0) | (rows[:, 1:] == 0)
+    starts = breaks(rows) if position_ids.ndim == 2 else (rows.diff() < 0) | (rows[:, 1:] == 0)
     cu = begun_again(starts, mask)
     return cu if cu is None else _of_one_row(cu, batch)
 
@@ -383,10 +383,10 @@ def _packed(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | No
     assert call.cu_seqlens is not None
     ends, between = call.cu_seqlens[1:] + kept, weight.shape[-1] - 1
     token = torch.arange(x.shape[1], device=x.device)
-    places = token + torch.searchsorted(ends, token, right=True) * between
-    longer = x.new_zeros(1, x.shape[1] + (ends.shape[0] - 1) * between, x.shape[2]).index_copy(1, places, x)
+    slots = token + torch.searchsorted(ends, token, right=True) * between
+    longer = x.new_zeros(1, x.shape[1] + (ends.shape[0] - 1) * between, x.shape[2]).index_copy(1, slots, x)
     _keep(longer, call)
-    return _convolved(longer, weight, bias, activation).index_select(1, places)
+    return _convolved(longer, weight, bias, activation).index_select(1, slots)
 
 
 def _keep(x: Tensor, call: Call) -> None:

@@ -13,8 +13,8 @@ def step_(
     """Run :func:`linattn.ops.convolution_step.step_`."""
     tokens = torch.cat([state, x], 1)
     state.copy_(tokens[:, 1:])
-    wide = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
-    y = (tokens[:, -weight.shape[2] :].to(wide) * weight[:, 0].t().to(wide)).sum(1, keepdim=True)
+    compute_dtype = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
+    y = (tokens[:, -weight.shape[2] :].to(compute_dtype) * weight[:, 0].t().to(compute_dtype)).sum(1, keepdim=True)
     y = y if bias is None else y + bias
     y = F.silu(y) if activation else y
     if normed:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 def norm(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype) -> Tensor:
     """Compute the definition by the ``mean`` or the sum of the squares."""
-    wide = x if x.dtype == torch.float64 else x.float()
-    squares = wide.square()
-    y = wide * torch.rsqrt((squares.mean(-1, keepdim=True) if mean else squares.sum(-1, keepdim=True)) + eps)
+    numbers = x if x.dtype == torch.float64 else x.float()
+    squares = numbers.square()
+    y = numbers * torch.rsqrt((squares.mean(-1, keepdim=True) if mean else squares.sum(-1, keepdim=True)) + eps)
     y = y if weight is None else y * weight
     return y.to(dtype) if gate is None else y.to(x.dtype) * F.silu(gate)

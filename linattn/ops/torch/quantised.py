@@ -54,11 +54,11 @@ def packed(numbers: Tensor) -> Tensor:
 
 def dequantised(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """The numbers [..., K] in ``dtype``: products in float32, or in float64 for float64, rounded once."""
-    wide = torch.promote_types(dtype, torch.float32)
+    compute_dtype = torch.promote_types(dtype, torch.float32)
     if codes.dtype == torch.int8:
-        return (codes.to(wide) * scale.to(wide)[..., None]).to(dtype)
-    whole = signed(codes).to(wide).unflatten(-1, (scale.shape[-1], -1))
-    return (whole * scale.to(wide)[..., None]).flatten(-2).to(dtype)
+        return (codes.to(compute_dtype) * scale.to(compute_dtype)[..., None]).to(dtype)
+    whole = signed(codes).to(compute_dtype).unflatten(-1, (scale.shape[-1], -1))
+    return (whole * scale.to(compute_dtype)[..., None]).flatten(-2).to(dtype)
 
 
 def row_scale(w: Tensor) -> Tensor:
@@ -75,8 +75,8 @@ def group_scale(w: Tensor, weight: Tensor | float = 1.0) -> Tensor:
     best, least = torch.zeros_like(largest, dtype=torch.float16), torch.full_like(largest, torch.inf)
     for share in _SHARES:
         scale = (largest * share).clamp(-_LARGEST, _LARGEST).half()
-        wide = scale.float()[..., None]
-        error = ((w - nearest(w, wide, 7) * wide).square() * weight).sum(-1)
+        scales = scale.float()[..., None]
+        error = ((w - nearest(w, scales, 7) * scales).square() * weight).sum(-1)
         best, least = torch.where(error < least, scale, best), torch.minimum(error, least)
     return best
 

@@ -45,11 +45,11 @@ def whole(
     nothing: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Call ``run``, :func:`scan` or the reference, in the dtype of states, with ``nothing`` as the default initial state."""
-    wide = torch.promote_types(torch.promote_types(decay.dtype, x.dtype), torch.float32)
+    compute_dtype = torch.promote_types(torch.promote_types(decay.dtype, x.dtype), torch.float32)
     if initial is None:
         rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        initial = x.new_full((rows, x.shape[-1]), nothing, dtype=wide)
-    return run(join, decay.to(wide).expand(x.shape), x.to(wide), initial, cu_seqlens)
+        initial = x.new_full((rows, x.shape[-1]), nothing, dtype=compute_dtype)
+    return run(join, decay.to(compute_dtype).expand(x.shape), x.to(compute_dtype), initial, cu_seqlens)
 
 
 def _scan(join: Join, decay: Tensor, x: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -48,12 +48,12 @@ def whole(
     initial: Tensor | None, cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Call ``run``, :func:`selective_scan` or the reference, in the dtype of sums; add ``d`` x and round to the dtype of x."""
-    wide = torch.promote_types(x.dtype, torch.float32)
+    compute_dtype = torch.promote_types(x.dtype, torch.float32)
     if initial is None:
         rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        initial = x.new_zeros(rows, *a.shape, dtype=wide)
-    y, last = run(x.to(wide), dt.to(wide), a.to(wide), b.to(wide), c.to(wide), initial, cu_seqlens)
-    return (y if d is None else torch.addcmul(y, x.to(wide), d.to(wide))).to(x.dtype), last
+        initial = x.new_zeros(rows, *a.shape, dtype=compute_dtype)
+    y, last = run(*(t.to(compute_dtype) for t in (x, dt, a, b, c)), initial, cu_seqlens)
+    return (y if d is None else torch.addcmul(y, x.to(compute_dtype), d.to(compute_dtype))).to(x.dtype), last
 
 
 def _doubled(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, initial: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -34,14 +34,14 @@ class Step(NamedTuple):
 def step_(call: Step) -> Tensor:
     """Run :func:`linattn.ops.selective_step.selective_step_`."""
     state, x, dt, bias, a, b, c, d, z, softplus, limit = call
-    wide = state.dtype
-    token, step = x.to(wide), dt.to(wide)
-    step = step if bias is None else step + bias.to(wide)
+    compute_dtype = state.dtype
+    token, step = x.to(compute_dtype), dt.to(compute_dtype)
+    step = step if bias is None else step + bias.to(compute_dtype)
     step = (F.softplus(step) if softplus else step).clamp(*limit)[..., None]
     if state.ndim == 4:
         b, c = (t.repeat_interleave(state.shape[1] // t.shape[1], 1) for t in (b, c))
-    h = torch.exp(step * a.to(wide)) * state + step * token[..., None] * b.to(wide).unsqueeze(-2)
-    y = (h * c.to(wide).unsqueeze(-2)).sum(-1)
-    y = y if d is None else torch.addcmul(y, token, d.to(wide))
+    h = torch.exp(step * a.to(compute_dtype)) * state + step * token[..., None] * b.to(compute_dtype).unsqueeze(-2)
+    y = (h * c.to(compute_dtype).unsqueeze(-2)).sum(-1)
+    y = y if d is None else torch.addcmul(y, token, d.to(compute_dtype))
     state.copy_(h)
-    return (y if z is None else y * F.silu(z.to(wide))).to(x.dtype)
+    return (y if z is None else y * F.silu(z.to(compute_dtype))).to(x.dtype)

@@ -62,8 +62,8 @@ def backward(
 
 def _taps(x: Tensor, weight: Tensor) -> Tensor:
     """Weights [W, D] in float32 (float64 for float64)."""
-    wide = torch.float64 if torch.float64 in (x.dtype, weight.dtype) else torch.float32
-    return weight[:, 0].t().to(wide).contiguous()  # contiguous channels are twice as fast
+    compute_dtype = torch.float64 if torch.float64 in (x.dtype, weight.dtype) else torch.float32
+    return weight[:, 0].t().to(compute_dtype).contiguous()  # contiguous channels are twice as fast
 
 
 def _blocks(x: Tensor) -> Iterator[tuple[slice, int, int]]:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from linattn.ops.inputs import Flat
 from linattn.ops.triton import fitting, launch
+from linattn.ops.triton.arguments import Arguments, in_rows, side_by_side
 from linattn.ops.triton.plan import DELTA, ERASE, PLAIN
-from linattn.ops.triton.run import Arguments, Run, in_rows, side_by_side
+from linattn.ops.triton.run import Run
 
 WIDEST = 256  # most keys of one call of the kernels; more are split unless the rule erases
 

@@ -94,18 +94,8 @@ def step_(
     return launch.run(_step, x, (x, state, weight.contiguous(), bias), activation, size, normed, eps, overlapped)[0]
 
 
-def _step(
-    recorder: launch.Recorder,
-    x: Tensor,
-    state: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: bool,
-    size: int,
-    normed: int,
-    eps: float,
-    overlapped: bool,
-) -> launch.Tensors:
+def _step(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
+    x, state, weight, bias, activation, size, normed, eps, overlapped = arguments
     (rows, slots, width), DB = state.shape, size or BLOCK
     y = recorder.empty(rows, 1, width, dtype=x.dtype)
     options: dict[str, Any] = {"launch_pdl": True} if overlapped else {}

@@ -50,6 +50,25 @@ def _fade(s, keep, rest, written):
     return keep * s + (rest * s + written)
 
 
+@triton.jit
+def _own_state(H: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
+    """Block of columns of this program, and the number of its state, the state's head and its row."""
+    blocks: tl.constexpr = (V + BV - 1) // BV
+    program = tl.program_id(0)
+    state = (program // blocks).to(tl.int64)
+    return program % blocks, state, state % H, state // H
+
+
+@triton.jit
+def _own_tile(block, state, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """Channels and columns of a block of a state [K, V], masks of those that exist, and offsets and mask of their tile."""
+    channels = tl.arange(0, BK)
+    columns = block * BV + tl.arange(0, BV)
+    in_k = channels < K
+    in_v = columns < V
+    return channels, columns, in_k, in_v, state * K * V + channels[:, None] * V + columns[None, :], in_k[:, None] & in_v[None, :]
+
+
 @triton.jit(do_not_specialize=["tokens", "decay_token", "decay_head", "beta_token", "beta_head"])
 def recurrence(
     q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, o, denominator, final, final_z,
@@ -66,18 +85,8 @@ def recurrence(
     """
     if OVERLAPPED:
         tl.extra.cuda.gdc_launch_dependents()
-    blocks: tl.constexpr = (V + BV - 1) // BV
-    program = tl.program_id(0)
-    block = program % blocks
-    state = (program // blocks).to(tl.int64)
-    head = state % H
-    n = state // H
-    channels = tl.arange(0, BK)
-    columns = block * BV + tl.arange(0, BV)
-    in_k = channels < K
-    in_v = columns < V
-    tile = state * K * V + channels[:, None] * V + columns[None, :]
-    inside = in_k[:, None] & in_v[None, :]
+    block, state, head, n = _own_state(H, V, BV)
+    channels, columns, in_k, in_v, tile, inside = _own_tile(block, state, K, V, BK, BV)
     if initial is not None:
         s = tl.load(initial + tile, mask=inside, other=0.0)
     else:

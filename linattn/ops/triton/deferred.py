@@ -20,7 +20,7 @@ from linattn.ops.inputs import Flat
 from linattn.ops.torch import deferred as portable
 from linattn.ops.torch.deferred import Deferred
 from linattn.ops.triton import fitting, launch
-from linattn.ops.triton.decode import _factor, _fade, _steps
+from linattn.ops.triton.decode import _factor, _fade, _own_state, _own_tile, _steps
 
 LARGEST = 256  # most channels of a key
 COLUMNS, NUMBERS = 32, 64  # of a program; per thread
@@ -104,17 +104,9 @@ def deferred_step(
     """
     if OVERLAPPED:
         tl.extra.cuda.gdc_launch_dependents()
-    blocks: tl.constexpr = (V + BV - 1) // BV
-    program = tl.program_id(0)
-    block = program % blocks
-    own = (program // blocks).to(tl.int64)
-    head = own % H
-    n = own // H
-    channels, slots = tl.arange(0, BK), tl.arange(0, BN)
-    columns = block * BV + tl.arange(0, BV)
-    in_k, in_v = channels < K, columns < V
-    tile = own * K * V + channels[:, None] * V + columns[None, :]
-    inside = in_k[:, None] & in_v[None, :]
+    block, own, head, n = _own_state(H, V, BV)
+    channels, columns, in_k, in_v, tile, inside = _own_tile(block, own, K, V, BK, BV)
+    slots = tl.arange(0, BN)
     s = tl.load(state + tile, mask=inside, other=0.0)
 
     if OVERLAPPED:

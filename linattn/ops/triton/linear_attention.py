@@ -11,9 +11,9 @@ from linattn.ops import gpu, sharding, tracing
 from linattn.ops.inputs import Bonus, Delta, Erase, Inputs, Outputs, operands
 from linattn.ops.recurrence import CHUNKS, PARTS
 from linattn.ops.triton import decode, fitting, hopper, launch
+from linattn.ops.triton.arguments import in_rows, side_by_side
 from linattn.ops.triton.chunks import WIDEST, name
 from linattn.ops.triton.plan import CHANNEL, HEAD, NONE
-from linattn.ops.triton.run import in_rows, side_by_side
 
 STEPS = 16  # most tokens for which steps are faster than chunks
 

@@ -177,7 +177,7 @@ def _forward(
     y = recorder.empty(*x.shape, dtype=dtype)
     numbers = (*_strides(x), *((0, 0) if gate is None else _strides(gate)), eps)
     overlap = {"OVERLAPPED": overlapped, **({"launch_pdl": True} if overlapped else {})}
-    _launch(recorder, forward_kernel, 1, x, weight, mean, (x, weight, gate, y), numbers, **overlap)
+    _launch(recorder, forward_kernel, 1, mean, (x, weight, gate, y), numbers, **overlap)
     return (y,)
 
 
@@ -193,7 +193,7 @@ def _backward(
         parts = recorder.empty(rows, *weight.shape, dtype=torch.float32)
     numbers = (*_strides(x), *((0, 0) if gate is None else _strides(gate)), *_strides(d_y), eps)
     tensors = (x, weight, gate, d_y, d_x, d_gate, parts)
-    _launch(recorder, backward_kernel, TILES, x, weight, mean, tensors, numbers, TILES=TILES)
+    _launch(recorder, backward_kernel, TILES, mean, tensors, numbers, TILES=TILES)
     return d_x, d_gate, parts
 
 
@@ -211,16 +211,12 @@ def _tile(x: Tensor) -> int:
 
 
 def _launch(
-    recorder: launch.Recorder,
-    kernel: Any,
-    tiles: int,
-    x: Tensor,
-    weight: Tensor | None,
-    mean: bool,
-    tensors: launch.Tensors,
-    numbers: tuple[int | float, ...],
+    recorder: launch.Recorder, kernel: Any, tiles: int, mean: bool, tensors: launch.Tensors, numbers: tuple[int | float, ...],
     **constants: Any,
-) -> None:
+) -> None:  # fmt: skip
+    """Launch over ``tiles`` tiles a program of the first of ``tensors``, x, whose second is the weight."""
+    x, weight = tensors[:2]
+    assert x is not None
     count, heads, size = x.shape
     each, tile = _each(weight), _tile(x)
     grid = (triton.cdiv(count * (1 if each else heads), tile * tiles), heads if each else 1, 1)

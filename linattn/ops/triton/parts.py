@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from linattn.ops.triton import fitting, launch
+from linattn.ops.triton.arguments import Arguments, in_rows, side_by_side
 from linattn.ops.triton.chunks import backward_name, finished, forward_name, gradients_from, joining, kept_states, laid_out
 from linattn.ops.triton.plan import PLAIN
-from linattn.ops.triton.run import Arguments, Run, in_rows, side_by_side
+from linattn.ops.triton.run import Run
 
 INITIAL = Arguments._fields.index("initial")
 
@@ -72,7 +73,7 @@ def forward(*arguments: Any) -> launch.Tensors:
     *tensors, scale, wide, last, group, _ = arguments
     given, rank = Arguments(*tensors), group.rank
     laid, sizes = laid_out(*tensors), _sizes(given)
-    folded, initial = _room(given, sizes.numbers), laid[INITIAL]
+    folded, initial = _allocate(given, sizes.numbers), laid[INITIAL]
     before = _states(given, sizes) if group.joined else initial
     found: list[Tensor] = []
 
@@ -84,18 +85,18 @@ def forward(*arguments: Any) -> launch.Tensors:
             _fold(sizes, found[0][:rank], initial, before[: sizes.state[0]])
 
     o, starts, links = launch.run(_forward, given.v, (*laid, before, folded), scale, wide, pauses=(exchange,))
-    final = _fold(sizes, found[0][rank:], before, _room(given, *sizes.state)) if last else None
+    final = _fold(sizes, found[0][rank:], before, _allocate(given, *sizes.state)) if last else None
     return o, final, starts, links, found[0][rank + 1 :, sizes.states :].clone()
 
 
-def _room(given: Arguments, *shape: int) -> Tensor:
+def _allocate(given: Arguments, *shape: int) -> Tensor:
     return given.v.new_empty(shape, dtype=torch.float32)
 
 
 def _states(given: Arguments, sizes: Sizes) -> Tensor:
     """States of all sequences of this part: of packed ones, zeros."""
     if given.cu is None:
-        return _room(given, *sizes.state)
+        return _allocate(given, *sizes.state)
     return given.v.new_zeros(len(given.cu) - 1, *sizes.state[1:], dtype=torch.float32)
 
 
@@ -146,7 +147,7 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tenso
     given, rank = Arguments(*tensors), group.rank
     sizes = _sizes(given)
     count = sizes.states
-    sent = _room(given, count * (1 + last))  # the cotangent before this part, and that of the final state
+    sent = _allocate(given, count * (1 + last))  # the cotangent before this part, and that of the final state
     if last:
         sent[count:] = 0.0 if dfinal is None else dfinal.flatten()
     folded, after = sent[:count], _states(given, sizes) if last or rank < group.ranks - 1 else None

@@ -20,7 +20,7 @@ from linattn.ops.torch.linears import Biases, Finish, Matrix, Norm, portable
 from linattn.ops.torch.quantised import Quantised
 from linattn.ops.triton import fitting, launch
 from linattn.ops.triton import linears as plain_kernels
-from linattn.ops.triton.linears import _bias, _norm, _prepared, _silu, _store
+from linattn.ops.triton.linears_parts import _bias, _norm, _prepared, _silu, _store
 from linattn.ops.triton.quantised_parts import _ended, _four, _of_heads, _place, _silus, _squares, _sums4, _sums8, _times
 
 VECTORS = 256  # of more than so many, a product with the matrix as floats is faster
@@ -312,9 +312,7 @@ def _launched(
             _of_vector((*tensors, norm.weight, norm.gate, residual, y, wide), norm, GROUP=group, **shared)
         else:
             _of_tiles((*tensors, residual, y, wide), vectors, group, **shared)
-    ends = [wide if wide is not None and i < len(finish) and finish[i] else y for i in range(len(sizes))]
-    pieces = [end.split([vectors * n for n in sizes])[i] for i, end in enumerate(ends)]
-    return [piece.view(*x.shape[:-1], n) for piece, n in zip(pieces, sizes, strict=True)]
+    return plain_kernels.results(y, wide, finish, sizes, x.shape[:-1])
 
 
 def _of_vector(tensors: tuple, norm: Norm, **shared: Any) -> None:

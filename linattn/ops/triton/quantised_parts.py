@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linattn.ops.triton.linears import _bias, _silu, _store
+from linattn.ops.triton.linears_parts import _bias, _silu, _store
 
 LARGE, SMALL = tl.constexpr(2.0**90), tl.constexpr(2.0**-59)  # factors of a vector, and of its product with a number of 2^-149
 SIGNS = tl.constexpr(-0x7F7F7F80)  # the highest bit of each byte

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton.language as tl
@@ -15,6 +15,7 @@ from linattn.ops.triton import gradients as gradients_kernel
 from linattn.ops.triton import hopper, state_fold, state_scan, table
 from linattn.ops.triton import prepare as prepare_kernel
 from linattn.ops.triton import unsettled as unsettled_kernel
+from linattn.ops.triton.arguments import Arguments, Gradients, strides
 from linattn.ops.triton.fitting import Tiles
 from linattn.ops.triton.hopper import choice
 from linattn.ops.triton.launch import Recorder, Tensors
@@ -22,33 +23,6 @@ from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, HEAD, NONE, PLAIN, Fa
 
 REGISTERS = 65536  # registers of a multiprocessor
 MOST = 65535  # most programs along the second dimension of a grid
-
-
-class Arguments(NamedTuple):
-    """The tensors of one call, in the order of its operators."""
-
-    q: Tensor  # [B, T, Hk, K]
-    k: Tensor  # [B, T, Hk, K]
-    v: Tensor  # [B, T, H, V]
-    decay: Tensor | None  # [B, T, H] or [B, T, H, K]
-    beta: Tensor | None  # [B, T, H]
-    read: Tensor | None  # [B, T, H, K]
-    write: Tensor | None  # [B, T, H, K]
-    bonus: Tensor | None  # [H, K]
-    initial: Tensor | None  # [N, H, K, V]
-    cu: Tensor | None  # [N + 1]
-
-
-class Gradients(NamedTuple):
-    """Outputs of the last kernel of a backward pass, None for those that do not exist."""
-
-    q: Tensor
-    k: Tensor
-    decay: Tensor | None
-    beta: Tensor | None
-    read: Tensor | None
-    write: Tensor | None
-    bonus: Tensor | None  # [chunks, H, K]
 
 
 class Run:
@@ -306,7 +280,7 @@ class Run:
         heads, group = self.heads * split, self.group * split
         # The kernel for whole chunks reads the values of a chunk before it writes there: the gradient of q takes their memory.
         whole = fast is not None and self.family.rule == DELTA and self.family.decay != CHANNEL
-        to = self._room(heads, ddecay, kept[0] if whole and split == 1 and self.size_k == self.size_v else None)
+        to = self._allocate(heads, ddecay, kept[0] if whole and split == 1 and self.size_k == self.size_v else None)
         tensors = (
             self.q, self.k, self.v, self.read, self.write, self.decay, self.beta, self.bonus, do, self.cu,
             *kept, to.q, to.k, to.read, to.write, to.decay, to.beta, to.bonus,
@@ -337,7 +311,7 @@ class Run:
         self, do: Tensor, ends: Tensor | None, dv: Tensor, states: Tensor, dinitial: Tensor, chosen: choice.Chosen
     ) -> Gradients:  # fmt: skip
         """Scan the state's cotangent and compute the gradients on the way, by a ``chosen`` kernel of :meth:`fuses`."""
-        to, (kernel, options) = self._room(self.heads, True, None), chosen
+        to, (kernel, options) = self._allocate(self.heads, True, None), chosen
         self.recorder.launch(
             kernel, (self.plan.segments, self.heads, 1),
             (self.q, self.k, self.v, do, self.decay, self.cu, states, ends, dv, to.q, to.k, to.decay, dinitial),
@@ -368,7 +342,7 @@ class Run:
                 num_warps=c.warps, num_stages=c.stages, enable_fp_fusion=False, UNIT=unit, **blocks, **most, **constants,
             )  # fmt: skip
 
-    def _room(self, heads: int, ddecay: bool, q: Tensor | None) -> Gradients:
+    def _allocate(self, heads: int, ddecay: bool, q: Tensor | None) -> Gradients:
         """Allocate the gradients for a number of heads; that of q unless it is given."""
         k = self.empty(self.batch, self.tokens, heads, self.size_k, dtype=self.v.dtype)
         q = self.empty(*k.shape, dtype=k.dtype) if q is None else q
@@ -397,22 +371,3 @@ class Run:
             GROUP=group, K=size, BK=bk, ROWS=at_once, num_warps=4,
         )  # fmt: skip
         return total
-
-
-def side_by_side(v: Tensor) -> Tensor:
-    """``v`` [B, T, H, V] with contiguous heads if they are wide, so that the parts of heads are evenly spaced."""
-    return v.contiguous() if v.shape[3] > hopper.WIDEST and v.stride(2) != v.shape[3] else v
-
-
-def in_rows(t: Tensor | None) -> Tensor | None:
-    """``t`` [B, T, H, ...], its last dimension contiguous and its rows evenly spaced over batch and time."""
-    if t is None or t.is_contiguous():
-        return t
-    even = t.shape[0] == 1 or t.stride(0) == t.shape[1] * t.stride(1)
-    packed = t.ndim == 3 or t.shape[3] == 1 or t.stride(3) == 1
-    return t if even and packed else t.contiguous()
-
-
-def strides(*tensors: Tensor | None) -> list[int]:
-    """Strides of time and heads, for each tensor."""
-    return [s for t in tensors for s in ((0, 0) if t is None else t.stride()[1:3])]

@@ -47,18 +47,9 @@ def _portable(kind: str, decay: Tensor, x: Tensor, initial: Tensor | None, cu_se
     return out.to(x.dtype) if kind == "sum" else out, final
 
 
-def _portable_backward(
-    kind: str,
-    decay: Tensor,
-    x: Tensor,
-    out: Tensor,
-    initial: Tensor | None,
-    cu_seqlens: Tensor | None,
-    d_out: Tensor,
-    d_final: Tensor | None,
-    of_decay: bool,
-) -> tuple[Tensor | None, ...]:
+def _portable_backward(*arguments: Any) -> tuple[Tensor | None, ...]:
     """Compute :func:`backward` in operations of torch. For a sum x is recomputed from the states, which are passed in its place."""
+    kind, decay, x, out, initial, cu_seqlens, d_out, d_final, of_decay = arguments
 
     def run(decay: Tensor, x: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
         return _portable(kind, decay, x, initial, cu_seqlens)
@@ -130,19 +121,9 @@ def backward(
     return d_decay, d_x, d_initial
 
 
-def _backward(
-    recorder: launch.Recorder,
-    decay: Tensor,
-    x: Tensor,
-    out: Tensor,
-    initial: Tensor | None,
-    cu: Tensor | None,
-    d_out: Tensor,
-    d_final: Tensor | None,
-    kind: str,
-    of_decay: bool,
-) -> launch.Tensors:
+def _backward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     """Gradients, with that of a constant decay in parts, and scratch memory that must be zeros."""
+    decay, x, out, initial, cu, d_out, d_final, kind, of_decay = arguments
     work = _Launch(recorder, kind, decay, out, cu, backward=True)
     d_decay = recorder.empty(*work.shape_of_decay, dtype=work.dtype_of_decay) if of_decay else None
     d_x = recorder.empty(*x.shape, dtype=x.dtype)
@@ -203,16 +184,7 @@ class _Launch:
         return words
 
 
-def gradients(
-    kind: str,
-    decay: Tensor,
-    x: Tensor,
-    out: object,
-    initial: Tensor | None,
-    cu_seqlens: object,
-    d_out: object,
-    d_final: object,
-    of_decay: bool,
-) -> launch.Tensors:
+def gradients(*arguments: Any) -> launch.Tensors:
     """The results of :func:`backward` without memory."""
+    _, decay, x, _, initial, *_, of_decay = arguments
     return tuple([None if t is None else t.new_empty(t.shape) for t in (decay if of_decay else None, x, initial)])

@@ -101,19 +101,9 @@ def outputs(
     return x.new_empty(x.shape), last, x.new_empty(kept, dtype=torch.float32)
 
 
-def _forward(
-    recorder: launch.Recorder,
-    x: Tensor,
-    dt: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    d: Tensor | None,
-    initial: Tensor | None,
-    cu: Tensor | None,
-    keep: bool,
-) -> launch.Tensors:
+def _forward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     """Outputs, last states, states before the tiles if requested, and marks that must be zeros."""
+    x, dt, a, b, c, d, initial, cu, keep = arguments
     work = _Launch(recorder, x, a, b, c, cu, FORWARD)
     y, last = recorder.empty(*x.shape, dtype=x.dtype), recorder.empty(work.sequences, *a.shape, dtype=torch.float32)
     starts, stops = work.boundaries(cu, initial, last)

@@ -21,7 +21,7 @@ def meeting(
     READS: tl.constexpr, TWO: tl.constexpr, BEFORE: tl.constexpr, BEFORE_ONE: tl.constexpr, BEFORE_TWO: tl.constexpr,
     PRECISION: tl.constexpr, kind: tl.constexpr,
 ):  # fmt: skip
-    """What ``vector`` receives from the pairs that ``meet`` in the middle of blocks, ``x`` orders away, and its own scale.
+    """Sum that ``vector`` receives from the pairs that ``meet`` in the middle of blocks, ``x`` orders away, and its own scale.
 
     Both ends of a pair are rounded equally here and on its other side, because their shared part must cancel in the decay's gradient.
     """

@@ -13,6 +13,16 @@ import triton.language as tl
 from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, LOG2E, PLAIN, first_slot, locate, weight, whole
 
 
+@triton.jit
+def _decays(decays, valid, BEFORE: tl.constexpr, BITS: tl.constexpr):
+    """Sums of the logarithms of a chunk's decays [C], factors from its start to each token and from each to its end [C, 1], its factor."""
+    d = tl.load(decays, mask=valid, other=0.0).to(tl.float32)
+    steps = whole(d, BITS)
+    sums = tl.cumsum(steps, 0)
+    read_at = weight((sums - steps) if BEFORE else sums, BITS)[:, None]
+    return sums, read_at, weight(tl.sum(steps, 0) - sums, BITS)[:, None], tl.exp2(tl.sum(d, 0) * LOG2E)
+
+
 @triton.jit(do_not_specialize=["sequences", "tokens", "scale", "slots_before", "length"])
 def forward(
     q, k, v, write, decay, cu, p, p_write, b, w, q_faded, k_faded, write_faded, fade,
@@ -78,12 +88,7 @@ def forward(
         else:
             vb = tl.load(v + time[:, None] * v_token + columns[None, :], mask=writes, other=0.0).to(kind)
         if DECAY == HEAD:
-            d = tl.load(decay + time * decay_token + head * decay_head, mask=valid, other=0.0).to(tl.float32)
-            steps = whole(d, BITS)
-            sums = tl.cumsum(steps, 0)
-            read_at = weight((sums - steps) if BEFORE else sums, BITS)[:, None]
-            to_end = weight(tl.sum(steps, 0) - sums, BITS)[:, None]
-            faded = tl.exp2(tl.sum(d, 0) * LOG2E)
+            sums, read_at, to_end, faded = _decays(decay + time * decay_token + head * decay_head, valid, BEFORE, BITS)
         if DECAY == CHANNEL:
             kb = tl.load(k_faded + wide, mask=fits, other=0.0)
             faded = tl.load(fade + place * K + channels, mask=channels < K, other=1.0)
@@ -212,12 +217,7 @@ def backward(
             tl.store(dstates + place * K * V + block, ds.to(dstates.dtype.element_ty), mask=state)
         dob = tl.load(do + time[:, None] * do_token + columns[None, :], mask=writes, other=0.0).to(kind)
         if DECAY == HEAD:
-            d = tl.load(decay + time * decay_token + head * decay_head, mask=valid, other=0.0).to(tl.float32)
-            steps = whole(d, BITS)
-            sums = tl.cumsum(steps, 0)
-            read_at = weight((sums - steps) if BEFORE else sums, BITS)[:, None]
-            to_end = weight(tl.sum(steps, 0) - sums, BITS)[:, None]
-            faded = tl.exp2(tl.sum(d, 0) * LOG2E)
+            sums, read_at, to_end, faded = _decays(decay + time * decay_token + head * decay_head, valid, BEFORE, BITS)
         if DECAY == CHANNEL:
             qb = tl.load(q_faded + wide, mask=fits, other=0.0)
             faded = tl.load(fade + place * K + channels, mask=channels < K, other=1.0)

@@ -136,7 +136,8 @@ def losses(body: dict, words: dict) -> str:
         orders.append(words["order"].format(size=size, names=names))
     facts = {"command": body["command"], "card": body["card"], "torch": body["run"]["torch"], "date": body["date"]}
     facts |= {"tokens": tokens / 1e6, "context": body["context"], "batch": body["batch_size"] * body["context"]}
-    return "\n\n".join([words["trained"].format(**facts), markdown(titles, lines) + "\n" + " ".join(orders), words["curves"]]) + "\n"
+    ordered = words["space"].join(orders)
+    return "\n\n".join([words["trained"].format(**facts), f"{markdown(titles, lines)}\n{ordered}", words["curves"]]) + "\n"
 
 
 def _one_seed(body: dict, words: dict) -> str:

@@ -30,7 +30,8 @@ html_theme_options = {"navigation_with_keys": True}
 copybutton_prompt_text = r"\$ "
 copybutton_prompt_is_regexp = True
 myst_heading_anchors = 3
-html_static_path, html_css_files = ["static"], ["site.css"]
+html_static_path, html_css_files, html_js_files = ["static"], ["site.css"], ["tables.js"]
+smartquotes = False  # it takes quotation marks beside Chinese characters for closing ones
 html_show_sourcelink = False
 html_show_copyright = False
 html_copy_source = False
@@ -122,6 +123,11 @@ def _analyze_without_overloads(analyzer: ModuleAnalyzer) -> None:
 ModuleAnalyzer.analyze = _analyze_without_overloads  # type: ignore[method-assign]
 
 
+def show_factories(_app: Sphinx, _what: str, _name: str, _obj: Any, _options: Any, arguments: str | None, returned: str | None) -> Any:
+    """Write ``...`` for the default of a field that a function makes, without which Sphinx cannot read the signature."""
+    return arguments and arguments.replace("<factory>", "..."), returned
+
+
 REGISTRY = Path(__file__).parent / "registry"  # written before each build; git ignores it
 KINDS = {
     "sequence": "Sequences",
@@ -168,6 +174,7 @@ class SourceLinks(SphinxTransform):
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("builder-inited", write_registry)
+    app.connect("autodoc-process-signature", show_factories)
     app.add_transform(SourceLinks)
     app.add_directive("mixer", MixerPage)
     app.add_directive("oracles", Oracles)

@@ -78,6 +78,19 @@ def test_the_numbers_of_families_are_those_of_the_converters():
         assert re.findall(words, path.read_text(encoding="utf-8")) == [str(len(FAMILIES))]
 
 
+CHINESE_PAGES = [CHINESE, *sorted((ROOT / "docs").glob("*.zh.md")), *sorted((ROOT / "docs/zh").glob("*.md"))]
+CHARACTER = "[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef“”]"
+
+
+@pytest.mark.parametrize("path", CHINESE_PAGES, ids=lambda path: path.name)
+def test_chinese_text_has_no_spaces_and_no_straight_quotation_marks(path):
+    """A line that ends within Chinese text is a space on the page."""
+    text = re.sub(r"^(?:```(?s:.*?)^```| {4}.*| *<.*)$", "", path.read_text(encoding="utf-8"), flags=re.M)
+    text = re.sub("`[^`\\n]*`", "code", text)
+    assert re.findall(f".{{0,9}}{CHARACTER}[ \n](?={CHARACTER})", text) == []
+    assert re.findall(f'.*{CHARACTER}"|"{CHARACTER}.*', text) == []
+
+
 @pytest.mark.parametrize("language", ["", ".zh"])
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page, language):

@@ -122,7 +122,7 @@ TITLES = {
         "state": "{mixer} 的状态",
         "swept": "全部模型的长训练尚未完成。短训练（宽度 {dim}，{steps} 步）的每字节比特数（{card}，torch {torch}，{date}）：",
         "losses": ("模型", "宽度 {first} 时的学习率", "每字节比特数，{sizes}", "token/秒，{sizes}", "秒，{sizes}"),
-        "trained": "`{command}`：{card}，torch {torch}，{date}。共 {tokens:.1f} 百万 token，窗口 {context:,}，每步 {batch:,}。",
+        "trained": "`{command}`：{card}，torch {torch}，{date}。共 {wan:,.0f} 万 token，窗口 {context:,}，每步 {batch:,}。",
         "space": "",
         "order": "损失由低到高，{size}：{names}。",
         "curves": "![每字节比特数随 token 数、秒数与参数量的变化](images/losses.svg)",

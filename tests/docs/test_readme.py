@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -62,6 +63,16 @@ def test_both_languages_show_the_same_code():
     assert markdown.without_words(markdown.python(ENGLISH)) == markdown.without_words(markdown.python(CHINESE))
     assert markdown.commands(ENGLISH) == markdown.commands(CHINESE)
     assert len(markdown.python(ENGLISH)) > 1000 and len(ENGLISH.read_text(encoding="utf-8").splitlines()) <= 160
+
+
+@pytest.mark.parametrize("path", [ENGLISH, CHINESE], ids=lambda path: path.name)
+def test_the_badges_are_true(path):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (torch,) = (line for line in project["dependencies"] if line.startswith("torch"))
+    python = project["requires-python"]
+    wanted = [f"python-{python.removeprefix('>=')}%2B-blue", f"torch-{torch.removeprefix('torch>=')}%2B-orange", "types-mypy-green"]
+    shown = re.findall(r"badge/([^)]+)\)", path.read_text(encoding="utf-8"))
+    assert shown == [f"licence-{project['license'].replace('-', '--')}-blue", *wanted]
 
 
 @pytest.mark.parametrize("page", PAGES)

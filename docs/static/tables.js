@@ -9,7 +9,9 @@ for (const table of document.querySelectorAll("article table.docutils")) {
       [...row.cells].forEach((cell, i) => {
         cell.setAttribute("role", "cell");
         cell.dataset.title = titles[i];
-        cell.classList.toggle("empty", cell.textContent.trim() === "");
+        const words = cell.textContent.trim();
+        cell.classList.toggle("empty", words === "");
+        cell.classList.toggle("words", words.length > 24);
       });
     }
   }

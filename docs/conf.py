@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -124,9 +125,10 @@ def _analyze_without_overloads(analyzer: ModuleAnalyzer) -> None:
 ModuleAnalyzer.analyze = _analyze_without_overloads  # type: ignore[method-assign]
 
 
-def show_factories(_app: Sphinx, _what: str, _name: str, _obj: Any, _options: Any, arguments: str | None, returned: str | None) -> Any:
-    """Write ``...`` for the default of a field that a function makes, without which Sphinx cannot read the signature."""
-    return arguments and arguments.replace("<factory>", "..."), returned
+def show_defaults(_app: Sphinx, _what: str, _name: str, _obj: Any, _options: Any, arguments: str | None, returned: str | None) -> Any:
+    """Write defaults that are functions and classes by name, and those that a function makes as ``...``: Sphinx reads only Python."""
+    named = arguments and re.sub(r"<(?:class '|function )(?:\w+\.)*(\w+)[^>]*>", r"\1", arguments)
+    return named and named.replace("<factory>", "..."), returned
 
 
 REGISTRY = Path(__file__).parent / "registry"  # written before each build; git ignores it
@@ -175,7 +177,7 @@ class SourceLinks(SphinxTransform):
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("builder-inited", write_registry)
-    app.connect("autodoc-process-signature", show_factories)
+    app.connect("autodoc-process-signature", show_defaults)
     app.add_transform(SourceLinks)
     app.add_directive("mixer", MixerPage)
     app.add_directive("oracles", Oracles)

@@ -135,8 +135,9 @@ def losses(body: dict, words: dict) -> str:
         names = ", ".join(r["model"] for r in sorted(ranked, key=lambda r: r["history"][-1]["validation_bits_per_byte"]))
         orders.append(words["order"].format(size=size, names=names))
     facts = {"command": body["command"], "card": body["card"], "torch": body["run"]["torch"], "date": body["date"]}
-    facts |= {"tokens": tokens / 1e6, "context": body["context"], "batch": body["batch_size"] * body["context"]}
-    return "\n\n".join([words["trained"].format(**facts), markdown(titles, lines) + "\n" + " ".join(orders), words["curves"]]) + "\n"
+    facts |= {"tokens": tokens / 1e6, "wan": tokens / 1e4, "context": body["context"], "batch": body["batch_size"] * body["context"]}
+    ordered = words["space"].join(orders)
+    return "\n\n".join([words["trained"].format(**facts), f"{markdown(titles, lines)}\n{ordered}", words["curves"]]) + "\n"
 
 
 def _one_seed(body: dict, words: dict) -> str:

@@ -1,7 +1,7 @@
 """Program that writes the tables of both READMEs and of docs from the measured data: ``python -m benchmarks.tables``.
 
-A table stands between ``<!-- from benchmarks/results/FILE.json -->`` and ``<!-- end -->``; without the file there is none.
-``summary of`` in place of ``from`` makes the front page's six rows of a GPU's passes.
+A table stands between ``<!-- from benchmarks/results/FILE.json -->`` and ``<!-- end -->``; without
+the file a sentence says so. ``summary of`` in place of ``from`` makes the front page's six rows of a GPU's passes.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
     """Table of the results in ``file``."""
     path = ROOT / file
     if not path.is_file():
-        return ""
+        return words["absent"].format(file=path.name) + "\n"
     body = json.loads(path.read_text(encoding="utf-8"))
     suites = {
         "train": train,

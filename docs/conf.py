@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,8 @@ html_theme_options = {"navigation_with_keys": True}
 copybutton_prompt_text = r"\$ "
 copybutton_prompt_is_regexp = True
 myst_heading_anchors = 3
-html_static_path, html_css_files = ["static"], ["site.css"]
+html_static_path, html_css_files, html_js_files = ["static"], ["site.css"], ["tables.js"]
+smartquotes = False  # it takes quotation marks beside Chinese characters for closing ones
 html_show_sourcelink = False
 html_show_copyright = False
 html_copy_source = False
@@ -47,6 +49,7 @@ add_module_names = False
 # Links to our own names must resolve; the types of others have no page here.
 nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r"(?!linattn\b).*")]
+nitpick_ignore = [("py:class", "linattn.generate.request.Stops")]  # what Pool.submit makes of its argument stop
 
 
 class MixerPage(SphinxDirective):
@@ -122,6 +125,12 @@ def _analyze_without_overloads(analyzer: ModuleAnalyzer) -> None:
 ModuleAnalyzer.analyze = _analyze_without_overloads  # type: ignore[method-assign]
 
 
+def show_defaults(_app: Sphinx, _what: str, _name: str, _obj: Any, _options: Any, arguments: str | None, returned: str | None) -> Any:
+    """Write defaults that are functions and classes by name, and those that a function makes as ``...``: Sphinx reads only Python."""
+    named = arguments and re.sub(r"<(?:class '|function )(?:\w+\.)*(\w+)[^>]*>", r"\1", arguments)
+    return named and named.replace("<factory>", "..."), returned
+
+
 REGISTRY = Path(__file__).parent / "registry"  # written before each build; git ignores it
 KINDS = {
     "sequence": "Sequences",
@@ -168,6 +177,7 @@ class SourceLinks(SphinxTransform):
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("builder-inited", write_registry)
+    app.connect("autodoc-process-signature", show_defaults)
     app.add_transform(SourceLinks)
     app.add_directive("mixer", MixerPage)
     app.add_directive("oracles", Oracles)

@@ -98,7 +98,7 @@ def _repeating_interrupts() -> Iterator[None]:
 def _message(error: Exception) -> str:
     """Format ``error`` for the user of a command; a missing module of linattn itself is a bug and raised again."""
     if isinstance(error, typer.TyperException):
-        return error.format_message().replace("Value error, ", "")  # pydantic's prefix
+        return _usage(error)
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
         if package in ("", "linattn"):
@@ -111,6 +111,17 @@ def _message(error: Exception) -> str:
     if isinstance(error, UnicodeEncodeError):  # Python decodes invalid UTF-8 in arguments to lone surrogates
         return f"a text must be UTF-8, but came as {error.object!r}"
     return str(error)
+
+
+def _usage(error: typer.TyperException) -> str:
+    """Format a wrong use of a command: with the value that came, and where its help is unless a name is suggested."""
+    text = error.format_message().replace("Value error, ", "")  # pydantic's prefix
+    for one in getattr(error.__cause__, "errors", list)():  # of pydantic
+        text += "" if str(one["input"]) in text else f", but came as {one['input']!r}"
+    context = getattr(error, "ctx", None)
+    if context is None or "?" in text or not text.startswith(("No such", "Missing", "Got unexpected", "Option ")):
+        return text
+    return f"{text.rstrip('.')}; see {context.command_path} --help"
 
 
 def _refuse(message: str, code: int) -> int:

@@ -11,7 +11,7 @@ AUTO_MAP = {
     for auto, name in {"AutoConfig": "LMConfig", "AutoModel": "LinattnModel", "AutoModelForCausalLM": "LinattnForCausalLM"}.items()
 }
 # transformers checks the imports of this file first, and reports a missing package
-_CONTENT = '''"""Classes of this model, from the package linattn: pip install "linattn[hf]"."""
+_CONTENT = '''"""Classes of this model, from the package linattn with its extra hf."""
 
 from linattn.hf import LinattnForCausalLM, LinattnModel, LMConfig
 '''

@@ -11,6 +11,7 @@ from typer.main import get_command
 
 import linattn
 from linattn.cli.main import COMMANDS, app
+from tests.atlas import browser
 from tests.docs import markdown, pages
 from tests.packaging.tree import ROOT
 
@@ -62,6 +63,33 @@ def test_every_mixer_has_a_page_and_every_command_a_section(site):
     assert {*re.findall(r"^\.\. help:: (\w+)$", commands, re.M)} == {*COMMANDS}
 
 
+def test_signatures_are_read(site):
+    """Sphinx shows a signature that it cannot read as it is, with tildes before the names of types."""
+    raw = re.compile(r"&lt;factory&gt;|~(?:typing|pathlib|collections|torch|linattn)\b")
+    assert [path.name for path in site.glob("*.html") if raw.search(path.read_text(encoding="utf-8"))] == []
+
+
+PHONE = "index start zh/index zh/start guides/op guides/migrate benchmarks benchmarks.zh studies convert".split()
+WIDE = """[...document.querySelectorAll("article table")].map((table) => table.parentElement)
+    .filter((box) => box.scrollWidth > box.clientWidth + 1).length"""
+TITLES = "[...document.querySelectorAll('.wide td:nth-child(2)')].map((cell) => getComputedStyle(cell, '::before').content)"
+
+
+def test_tables_fit_a_phone(site):
+    """A wide one shows each row as a box, with the columns' titles in it."""
+    browser.needed()
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=browser.CHROMIUM, args=["--no-sandbox"])
+        tab = chromium.new_page(viewport={"width": 390, "height": 844})
+        for name in PHONE:
+            tab.goto((site / f"{name}.html").as_uri())
+            assert tab.evaluate("document.documentElement.scrollWidth") <= 390 and tab.evaluate(WIDE) == 0, name
+        assert '"softmax layers"' in tab.evaluate(TITLES)
+        chromium.close()
+
+
 @pytest.mark.parametrize("page", PROGRAMS, ids=lambda path: path.stem)
 def test_the_code_of_a_page_runs(page, tmp_path, programs):
     program = tmp_path / "page.py"
@@ -73,6 +101,13 @@ def test_the_code_of_a_page_runs(page, tmp_path, programs):
 def test_every_code_block_says_what_it_is(page):
     assert markdown.unnamed(page) == []
     assert {block.language for block in markdown.blocks(page)} <= {"python", "sh", "text", "json"}
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda path: path.stem)
+def test_nobody_is_sent_to_an_index_for_an_extra(page):
+    """Until linattn is published there; Start and the front page say how to install it."""
+    found = re.findall(r"pip install ['\"]?linattn\[.*", page.read_text(encoding="utf-8"))
+    assert found == []
 
 
 def command_lines(path):

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -64,6 +65,16 @@ def test_both_languages_show_the_same_code():
     assert len(markdown.python(ENGLISH)) > 1000 and len(ENGLISH.read_text(encoding="utf-8").splitlines()) <= 160
 
 
+@pytest.mark.parametrize("path", [ENGLISH, CHINESE], ids=lambda path: path.name)
+def test_the_badges_are_true(path):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (torch,) = (line for line in project["dependencies"] if line.startswith("torch"))
+    python = project["requires-python"]
+    wanted = [f"python-{python.removeprefix('>=')}%2B-blue", f"torch-{torch.removeprefix('torch>=')}%2B-orange", "types-mypy-green"]
+    shown = re.findall(r"badge/([^)]+)\)", path.read_text(encoding="utf-8"))
+    assert shown == [f"licence-{project['license'].replace('-', '--')}-blue", *wanted]
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_both_languages_have_the_same_tables(page):
     def cells(path):
@@ -76,6 +87,19 @@ def test_both_languages_have_the_same_tables(page):
 def test_the_numbers_of_families_are_those_of_the_converters():
     for path, words in ((ENGLISH, r"(\d+) families of published checkpoints"), (CHINESE, r"(\d+) 个系列的已发表权重")):
         assert re.findall(words, path.read_text(encoding="utf-8")) == [str(len(FAMILIES))]
+
+
+CHINESE_PAGES = [CHINESE, *sorted((ROOT / "docs").glob("*.zh.md")), *sorted((ROOT / "docs/zh").glob("*.md"))]
+CHARACTER = "[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef“”]"
+
+
+@pytest.mark.parametrize("path", CHINESE_PAGES, ids=lambda path: path.name)
+def test_chinese_text_has_no_spaces_and_no_straight_quotation_marks(path):
+    """A line that ends within Chinese text is a space on the page."""
+    text = re.sub(r"^(?:```(?s:.*?)^```| {4}.*| *<.*)$", "", path.read_text(encoding="utf-8"), flags=re.M)
+    text = re.sub("`[^`\\n]*`", "code", text)
+    assert re.findall(f".{{0,9}}{CHARACTER}[ \n](?={CHARACTER})", text) == []
+    assert re.findall(f'.*{CHARACTER}"|"{CHARACTER}.*', text) == []
 
 
 @pytest.mark.parametrize("language", ["", ".zh"])

@@ -23,7 +23,7 @@ def test_a_comparison_on_a_task_becomes_a_table(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     (tmp_path / "benchmarks" / "results").mkdir(parents=True)
     (tmp_path / "README.md").write_text("<!-- from benchmarks/results/compare-recommend.json -->\n<!-- end -->\n", encoding="utf-8")
-    assert "|" not in tables.filled("README.md")
+    assert "Not measured yet (`compare-recommend.json`)." in tables.filled("README.md")
     report = {
         "task": "recommend", "command": "linattn compare", "created": "2026-11-21T15:16:17+00:00", "options": {"seeds": 3},
         "machine": {"cpu": "a CPU", "torch": "2.13.0"}, "data": {"references": {"best that is possible": {"hr": 0.9, "ndcg": 0.7}}},

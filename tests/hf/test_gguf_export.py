@@ -13,7 +13,7 @@ import torch
 
 from linattn.models import LanguageModel, LMConfig
 
-gguf = pytest.importorskip("gguf", reason="the gguf package is not installed: pip install 'linattn[gguf]'")
+gguf = pytest.importorskip("gguf", reason="the gguf package is not installed: pip install gguf")
 pytest.importorskip("transformers")
 
 from linattn.hf.gguf.write import export_gguf  # noqa: E402

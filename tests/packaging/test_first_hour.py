@@ -68,9 +68,12 @@ def test_a_page_is_followed(python, page, tmp_path):
 TURNS = {  # what is typed -> what the one line ends with
     "show gal": r"did you mean 'gla'\?",
     "trian": r"Did you mean 'train'.*",
+    "frobnicate": r"; see linattn --help",
+    "show": r"; see linattn show --help",
     "train --setps 3": r"Possible options: .*--steps.*\)",
     "train --mixer gal --out x": r"did you mean 'gla'\?",
     "train --mixer-option gla.haeds=3 --out x": r"did you mean 'heads'\?",
+    "train --steps many --out x": r"a valid integer.*, but came as 'many'",
     "train --dim 33 --out x": r"must be a positive multiple of its heads, but came as 33 with 4 heads",
     "train --text nothing.txt --out x": r"No such file or directory: nothing.txt",
     "train --device cuda:9 --out x": r"is not available: .*",

@@ -48,6 +48,20 @@ def test_the_lock_covers_what_the_suite_asks_for():
     assert names <= locked
 
 
+def test_the_licence_of_every_dependency_is_listed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [line for name, lines in project["optional-dependencies"].items() if name not in ("test", "docs", "release") for line in lines]
+    names = {re.match(r"[\w-]+", line)[0] for line in [*project["dependencies"], *extras]} - {"linattn"}
+    listed = (ROOT / "THIRD_PARTY.md").read_text()
+    assert [name for name in names if not re.search(rf"\b{name}\b", listed)] == []
+
+
+def test_the_data_of_the_package_are_listed():
+    listed = (ROOT / "THIRD_PARTY.md").read_text()
+    data = [p.relative_to(ROOT) for p in files() if p.is_relative_to(ROOT / "linattn") and p.suffix == ".json"]
+    assert data and [str(p) for p in data if f"`{p}`" not in listed and f"`{p.parent}/*.json`" not in listed] == []
+
+
 def test_the_citation_is_valid_and_of_this_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert {"cff-version", "message", "title", "authors", "license", "type"} <= set(citation)

@@ -58,9 +58,11 @@ def asked(monkeypatch):
 def forward(family, keys, outputs) -> int:
     if not family.half:
         return 0 if keys <= 128 else 1
-    if keys <= 128:
-        return (3 if outputs else 2) if family.rule == PLAIN else 4
-    return 5 if family.rule == PLAIN else 6
+    if keys > 128:
+        return 6 if family.rule == PLAIN else 7
+    if family.rule == PLAIN:
+        return 3 if outputs else 2
+    return 4 if family.rule == ERASE and keys > 64 else 5
 
 
 def backward(family, keys, outputs) -> int:

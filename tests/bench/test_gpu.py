@@ -260,9 +260,10 @@ def test_a_table_is_made_of_a_cards_figures_and_of_nothing_else(tables, name, tm
     with Record(results / "train-h200.json", train.KEY, ABOUT) as record:
         figures = {"tokens_per_second": 210000.4, "first_step_s": 40.2, "peak_gb": 20.25, "parameters": 374e6}
         record.add({"library": "linattn", "model": "gla", "compiled": True, **figures})
-    text, refuses = tables.filled(name), {"README.md": "refuses", "README.zh.md": "拒绝"}[name]
-    assert "| head | forward | 0.26 · 0.53 |  |" in text
-    assert f"| head | forward+backward | 0.80 · {refuses} |" in text and f"600 · {refuses}" in text
+    text = tables.filled(name)
+    forward, both, refuses = {"README.md": ("forward", "forward+backward", "refuses"), "README.zh.md": ("前向", "前向+反向", "拒绝")}[name]
+    assert f"| head | {forward} | 0.26 · 0.53 |  |" in text
+    assert f"| head | {both} | 0.80 · {refuses} |" in text and f"600 · {refuses}" in text
     assert "NVIDIA H200" in text and "| none |" not in text
     assert "| linattn gla | – | 210,000 | 40 | 20.2 | 374 |" in text
 

@@ -71,6 +71,7 @@ def test_repeated_lines():
     assert source.repeated({"a": tree["a"], "b": ast.parse("\n".join(lines[1:]))}) == []
 
 
+@pytest.mark.slow
 def test_the_command_keeps_each_revision(tmp_path, capsys):
     out = tmp_path / "source.json"
     if subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, check=False).returncode == 0:

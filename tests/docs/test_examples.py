@@ -27,6 +27,7 @@ def test_a_mixer_of_ones_own_learns(tmp_path, programs):
     assert "chunk" in said and losses[-1] < losses[0] - 0.1
 
 
+@pytest.mark.slow
 def test_processes_share_a_sequence(tmp_path):
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, EXAMPLES / "parallel.py", "--steps", 2, "--tokens", 40]
     done = subprocess.run([sys.executable, *map(str, words)], cwd=tmp_path, capture_output=True, text=True, stdin=subprocess.DEVNULL)

@@ -41,6 +41,7 @@ def built(out):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_links_lead_somewhere_and_nothing_is_loaded_from_elsewhere(site):
     assert pages.broken(site) == []
     assert pages.foreign(site) == []
@@ -55,6 +56,7 @@ def test_a_broken_link_is_found(tmp_path):
     assert pages.foreign(tmp_path) == ["a.html: http://x.y/z.png"]
 
 
+@pytest.mark.slow
 def test_every_mixer_has_a_page_and_every_command_a_section(site):
     assert {path.stem for path in (site / "registry").glob("*.html")} == {"index", *linattn.mixers.available()}
     page = (site / "registry/gla.html").read_text(encoding="utf-8")
@@ -63,6 +65,7 @@ def test_every_mixer_has_a_page_and_every_command_a_section(site):
     assert {*re.findall(r"^\.\. help:: (\w+)$", commands, re.M)} == {*COMMANDS}
 
 
+@pytest.mark.slow
 def test_signatures_are_read(site):
     """Sphinx shows a signature that it cannot read as it is, with tildes before the names of types."""
     raw = re.compile(r"&lt;factory&gt;|~(?:typing|pathlib|collections|torch|linattn)\b")
@@ -75,6 +78,7 @@ WIDE = """[...document.querySelectorAll("article table")].map((table) => table.p
 TITLES = "[...document.querySelectorAll('.wide td:nth-child(2)')].map((cell) => getComputedStyle(cell, '::before').content)"
 
 
+@pytest.mark.slow
 def test_tables_fit_a_phone(site):
     """A wide one shows each row as a box, with the columns' titles in it."""
     browser.needed()
@@ -90,6 +94,7 @@ def test_tables_fit_a_phone(site):
         chromium.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PROGRAMS, ids=lambda path: path.stem)
 def test_the_code_of_a_page_runs(page, tmp_path, programs):
     program = tmp_path / "page.py"

@@ -74,7 +74,8 @@ venv-serve: $(SERVE_READY) ## the environment .venv-serve with vLLM's build for 
 serve: $(SERVE_READY) $(SERVE_OUT)/config.json ## a small model behind vLLM's OpenAI endpoint, with a key; ends with a streamed answer (3 GB; CPython 3.11, Linux x86-64)
 	$(SERVE)/bin/python -m linattn.vllm $(SERVE_OUT)
 
-DURATIONS := --durations-json build/durations.json
+# With "=": pytest would take a file that is there for a place of tests, and read no conftest of theirs.
+DURATIONS := --durations-json=build/durations.json
 # Without its cache mypy takes a minute of one core: beside the tests it costs half of it. What it says stands below theirs.
 BESIDE = @mkdir -p build; $(BIN)/mypy >build/mypy.txt 2>&1 & types=$$!; $(1); code=$$?; wait $$types || code=1; cat build/mypy.txt; exit $$code
 

@@ -1,8 +1,10 @@
 """The way to the two commands: which interpreter, what is said without one, and no half-made environment that counts."""
 
 import os
+import re
 import stat
 import subprocess
+import sys
 
 import pytest
 
@@ -121,6 +123,18 @@ def test_the_tests_fail_with_the_type_checker_that_runs_beside_them(tmp_path, fa
     assert (done.returncode != 0) == (fails is not None), done.stderr
     said = [line.split()[0] for line in done.stdout.splitlines() if line.startswith(("ruff ", "python -m pytest", "mypy "))]
     assert said == (["ruff"] if fails == "ruff check" else ["ruff", "ruff", "python", "mypy"])
+
+
+@pytest.mark.slow
+def test_durations_of_an_earlier_run_are_no_place_of_tests(tmp_path):
+    """pytest finds the option in a conftest that it reads for lack of places."""
+    kept = tmp_path / "durations.json"
+    kept.touch()
+    makefile = (ROOT / "Makefile").read_text()
+    (option,) = re.findall(r"^DURATIONS := (.*)$", makefile, re.M)
+    words = [word.replace("build/durations.json", str(kept)) for word in option.split()]
+    run = subprocess.run([sys.executable, "-m", "pytest", *words, "--markers"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
 
 
 def test_the_continuous_check_can_be_run():

@@ -68,7 +68,8 @@ def _drop_joined(graph: fx.Graph) -> None:
         if joined.target is not aten.cat.default or named(split)["dim"] != named(joined)["dim"]:
             continue
         parts, dim = joined.args[0], named(split)["dim"]
-        if [part.meta["val"].shape[dim] for part in parts] == list(named(split)["split_sizes"]):
+        same = all(part.meta["val"].dtype == joined.meta["val"].dtype for part in parts)
+        if same and [part.meta["val"].shape[dim] for part in parts] == list(named(split)["split_sizes"]):
             for piece in split.users:
                 piece.replace_all_uses_with(parts[piece.args[1]])
     graph.eliminate_dead_code()

@@ -241,10 +241,11 @@ def test_pieces_of_a_concatenation_are_what_was_joined():
     """A split where it was joined disappears, and only such a split."""
     a, b = torch.randn(1, 1, 8), torch.randn(1, 1, 4)
 
-    def counted(sizes):
+    def counted(sizes, a=a):
         module = step_graph.make_step_graph(lambda x, y: [t * 2 for t in torch.cat([x, y], -1).split(sizes, -1)], [a, b])
-        got = module(a, b)
-        assert all(torch.equal(g, t * 2) for g, t in zip(got, torch.cat([a, b], -1).split(sizes, -1), strict=True))
+        wanted = [t * 2 for t in torch.cat([a, b], -1).split(sizes, -1)]
+        assert all(torch.equal(g, w) and g.dtype == w.dtype for g, w in zip(module(a, b), wanted, strict=True))
         return len(fusion.calls(module.graph, torch.ops.aten.cat.default))
 
     assert counted([8, 4]) == 0 and counted([4, 8]) == 1 and counted([8, 3, 1]) == 1
+    assert counted([8, 4], a.bfloat16()) == 1  # it is in float32

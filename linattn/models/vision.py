@@ -98,7 +98,8 @@ class ImageConfig(StackConfig):
     def check(self) -> None:
         """Raise ValueError or TypeError for invalid fields."""
         check_fields(self)
-        check_whole(image_size=min(self.image_size))
+        for size in self.image_size:
+            check_whole(image_size=size)
         super().check()
         if any(size % self.patch_size for size in self.image_size):
             raise ValueError(f"image_size must be multiples of patch_size {self.patch_size}, but came as {self.image_size}")

@@ -63,6 +63,7 @@ def test_what_a_model_can_be_made_of_is_what_the_registry_says():
         ({"mixer": "performer", "mixer_options": {"performer": {"causal": True}}}, "causal must be False for images, but is True"),
         ({"ffn_options": {"geglu": {}}}, "ffn_options names 'geglu'"),
         ({"image_size": (8, 9), "patch_size": 2}, "image_size must be multiples of patch_size 2"),
+        ({"image_size": (None, 8)}, "image_size must be an integer of at least 1, but came as None"),
         ({"image_size": (0, 8)}, "image_size must be an integer of at least 1, but came as 0"),
         ({"image_size": 8}, "image_size must be a height and a width, but came as 8"),
         ({"image_size": (8, 8, 8)}, "image_size must be a height and a width"),

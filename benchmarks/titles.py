@@ -69,7 +69,7 @@ TITLES = {
         "in a graph": "CUDA 图中",
         "compilers": ("每步（毫秒）", "dtype"),
         "decode": ("模型", "行数", "已读 token 数", "每 token（毫秒）", "权重与状态各读一遍（毫秒）", "经 generate（毫秒）"),
-        "quantised": ("一行", "权重", "每 token（毫秒）", "bfloat16 的倍数", "读取字节（MB）", "占本机读取速度"),
+        "quantised": ("一行", "权重", "每 token（毫秒）", "bfloat16 的倍数", "读入字节（MB）", "占本机内存读带宽"),
         "head": "输出层",
         "absent": "尚未测量（`{file}`）。",
         "llama.cpp": ("相同的权重", "linattn", "每 token（毫秒）", "llama.cpp", "每 token（毫秒）", "llama.cpp 用时与 linattn 之比"),

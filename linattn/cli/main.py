@@ -119,7 +119,8 @@ def _usage(error: typer.TyperException) -> str:
     for one in getattr(error.__cause__, "errors", list)():  # of pydantic
         text += "" if str(one["input"]) in text else f", but came as {one['input']!r}"
     context = getattr(error, "ctx", None)
-    if context is None or "?" in text or not text.startswith(("No such", "Missing", "Got unexpected", "Option ")):
+    suggested = "?" in text or "Possible options" in text
+    if context is None or suggested or not text.startswith(("No such", "Missing", "Got unexpected", "Option ")):
         return text
     return f"{text.rstrip('.')}; see {context.command_path} --help"
 

@@ -31,21 +31,22 @@ def _of_numbers(item) -> bool:
     return "tiles" in item.fixturenames and item.originalname not in three
 
 
-@pytest.fixture
-def isa(request):
+def _lowered(request):
     if library.reason():
         pytest.skip(library.reason())
     with library.lowered(request.param), library.guarded():
         yield request.param
+
+
+@pytest.fixture
+def isa(request):
+    yield from _lowered(request)
 
 
 @pytest.fixture
 def every_isa(request):
     """For a test of the kernels of every instruction set that is there."""
-    if library.reason():
-        pytest.skip(library.reason())
-    with library.lowered(request.param), library.guarded():
-        yield request.param
+    yield from _lowered(request)
 
 
 @pytest.fixture

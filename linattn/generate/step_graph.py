@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from linattn.generate.fusion import Node, calls, constant, fuse, is_node, named
 from linattn.ops import recurrence
 from linattn.ops.inputs import Flat
-from linattn.ops.steps import STEPS
+from linattn.ops.steps import STEPS, after
 from linattn.ops.torch.deferred import Deferred
 from linattn.ops.tracing import step_recorded
 
@@ -131,7 +131,11 @@ def _write_in_place(module: fx.GraphModule, defer: Defer) -> None:
             else:
                 written = graph.call_function(recurrence.deferred_step_, (*given.values(), *kept))
         for old, new in states:
-            new.replace_all_uses_with(old)  # what reads the next state comes after the step
+            end.replace_input_with(new, old)
+            if new.users:
+                with graph.inserting_after(written):
+                    new.replace_all_uses_with(reading := graph.call_function(after, (old, written)))
+                reading.meta = new.meta
         _take_results(node, written)
         graph.eliminate_dead_code()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from torch import fx
+from torch import Tensor, fx
 
 from linattn.ops.operator import register
 
@@ -40,3 +40,8 @@ def define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., 
     STEPS[operator] = step
     fx.node.has_side_effect(step.in_place)
     return operator
+
+
+def after(state: Tensor, written: Any) -> Tensor:  # noqa: ARG001
+    """Return ``state``; what reads it in a step graph then depends on ``written``, the call that updates it, and cannot be moved before."""
+    return state

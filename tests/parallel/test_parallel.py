@@ -39,9 +39,10 @@ def test_the_kernels_in_two_processes_equal_one(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="each process has a GPU of its own")
-def test_two_gpus_equal_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cases", [KERNELS, *CASES, TENSOR, MIXERS], ids=lambda cases: cases.split(".")[-1])
+def test_two_gpus_equal_one(cases: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LINATTN_TEST_DEVICE", "cuda")
-    problems = wrong(tmp_path, 2, KERNELS, *CASES, TENSOR, MIXERS)
+    problems = wrong(tmp_path, 2, cases)
     assert not problems, "\n".join(problems)
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from benchmarks import limits
 from benchmarks.study_tables import compared, losses, reproduced
 from benchmarks.titles import TITLES, markdown
-from linattn.bench.gpu.cases import DECODE, DECODE_SHAPES, FAMILIES, FIRST, GRAPHED, PASSES, SHAPES, SHORT, START_SHAPE, STEPS, Case
+from linattn.bench.gpu.cases import DECODE, DECODE_SHAPES, FAMILIES, FIRST, GRAPHED, PASSES, SHAPES, START_SHAPE, STEPS, Case, Shape
 
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(r"(<!-- (?:from|summary of) (benchmarks/results/([a-z]+)-([\w-]+)\.json) -->\n).*?(?=<!-- end -->)", re.S)
@@ -104,23 +105,37 @@ def gpu(body: dict, words: dict) -> str:
         cells = [figures.pair(Case.of(family, shape, DECODE[0]), lambda r: f"{r['ms'] * 1e3:.1f}") for shape in DECODE_SHAPES]
         if any(cells):
             steps.append((family, *cells))
-    graphed = [(f, m, *_row(figures, f, m)) for f in FAMILIES for m in GRAPHED if any(_row(figures, f, m))]
+    shapes = [shape for shape in SHAPES if any(any(_row(figures, f, m, (shape,))) for f in FAMILIES for m in GRAPHED)]
+    graphed = [(f, m, *_row(figures, f, m, shapes)) for f in FAMILIES for m in GRAPHED if any(_row(figures, f, m, shapes))]
     tables = [markdown((first, mode, *map(str, SHAPES), peak, call), passes)] if passes else []
     tables += [markdown((*words["steps"], *(f"B{s.B} H{s.H} D{s.D}" for s in DECODE_SHAPES)), steps)] if steps else []
-    tables += [markdown((*words["graphed"], *map(str, SHORT)), graphed)] if graphed else []
+    tables += [markdown((*words["graphed"], *map(str, shapes)), graphed)] if graphed else []
+    limited = [row for family in limits.MOVED for row in _limits(figures, family)]
+    tables += [markdown((words["limits"][0].format(shape=limits.SHAPE), *words["limits"][1:]), limited)] if limited else []
     return f"{_measured(body, words)}\n\n" + "\n".join(tables)
 
 
-def _row(figures: Figures, family: str, mode: str) -> list[str]:
-    """Microseconds of the short shapes."""
-    return [figures.pair(Case.of(family, shape, mode), lambda r: f"{r['ms'] * 1e3:.0f}") for shape in SHORT]
+def _limits(figures: Figures, family: str) -> Iterator[tuple[str, ...]]:
+    """Measured milliseconds of each pass, in a graph if there is such a figure, beside what bytes alone take."""
+    for mode, graph, (own, least) in zip(PASSES, GRAPHED, limits.rows(family), strict=True):
+        found = [figures.row("linattn", Case.of(family, limits.SHAPE, name)) for name in (graph, mode)]
+        times = [row["ms"] for row in found if row is not None and row["ms"] is not None]
+        if times:
+            yield family, mode, f"{min(times):.2f}", f"{own:.2f}", f"{100 * own / min(times):.0f} %", f"{least:.2f}"
+
+
+def _row(figures: Figures, family: str, mode: str, shapes: Iterable[Shape]) -> list[str]:
+    """Microseconds of ``shapes``."""
+    return [figures.pair(Case.of(family, shape, mode), lambda r: f"{r['ms'] * 1e3:.0f}") for shape in shapes]
 
 
 def _measured(body: dict, words: dict) -> str:
     last = body["runs"][-1]
     versions = {row["library"]: row["version"] for row in body["rows"]}
     fla, mamba = (versions.get(name, "–") for name in ("fla", "mamba-ssm"))
-    return words["measured"].format(card=body["card"], torch=last["torch"], triton=last["triton"], fla=fla, mamba=mamba, date=last["date"])
+    dates = sorted({body["runs"][row["run"]]["date"] for row in body["rows"]})
+    date = " – ".join(dict.fromkeys((dates[0], dates[-1])))
+    return words["measured"].format(card=body["card"], torch=last["torch"], triton=last["triton"], fla=fla, mamba=mamba, date=date)
 
 
 def train(body: dict, words: dict) -> str:

@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from linattn.ops import checks, gpu
 from linattn.ops.inputs import Given
 from linattn.ops.triton import hopper, launch, linear_attention, probe, record
+from linattn.ops.triton.hopper import choice
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
@@ -164,6 +165,26 @@ def test_explain_says_what_is_off(kind, size, gluon, said, monkeypatch, capsys):
     monkeypatch.setattr(launch, "replay_refusal", lambda device: None)
     assert "replayed" not in linattn.explain(**call.arguments())
     capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "size", "heads", "said"),
+    [
+        ("beta", "BTH", 128, 64, "its 64 programs would leave 68 of 132 multiprocessors idle"),
+        ("beta", "none", 128, 140, "its 140 programs would leave 124 of 132 multiprocessors idle"),
+        ("plain", "H", 128, 64, "its 64 programs would leave 68 of 132 multiprocessors idle"),
+        ("beta", "H", 128, 128, "a constant decay's gradient, a sum over tokens that cancels, would be too coarse"),
+        ("beta", "BTH", 128, 128, None),
+        ("beta", "BTH", 64, 64, None),  # for which there is no such kernel
+        ("beta", "BTHK", 128, 64, None),
+        ("plain", "none", 128, 64, None),
+    ],
+)
+def test_explain_says_why_the_backward_pass_is_several_kernels(kind, rank, size, heads, said, monkeypatch):
+    call = make(kind, rank, B=1, T=64, H=heads, K=size, V=size).to(torch.bfloat16)
+    inputs, _ = checks.call(Given(**call.with_(**{name: t.requires_grad_() for name, t in call.tensors.items()}).arguments()))
+    monkeypatch.setattr(choice, "multiprocessors", lambda device: 132)
+    assert linear_attention.separate(inputs) == said
 
 
 def test_off_asks_no_device_that_is_no_gpu(monkeypatch):

@@ -31,7 +31,7 @@ STATES = 16  # of a channel of the selective scan
 STEPS = ("head", "channel", "delta", "gated_delta", "kda", "erase")  # what is timed one token at a time
 PASSES = ("forward", "forward+backward")
 DECODE = ("decode", "decode eager")  # one token with a float32 state, in a CUDA graph and without
-GRAPHED = ("forward in a graph", "forward+backward in a graph")  # of short inputs, where a host's launches take longer than kernels
+GRAPHED = ("forward in a graph", "forward+backward in a graph")  # without the host, whose launches take longer than short kernels
 FIRST = "first call"  # forward and backward of a fresh process, with an empty compiler cache and with its own
 MODES = (*PASSES, *GRAPHED, *DECODE, FIRST)
 DECAY = -0.05  # mean natural logarithm
@@ -102,8 +102,7 @@ def plan(*, quick: bool, device: str) -> Iterator[tuple[Case, bool]]:
     steps = DECODE_SHAPES if device == "cuda" else (replace(TINY[0], T=1),)
     for i, shape in enumerate(shapes):
         yield from ((Case.of(family, shape, mode), True) for family in FAMILIES for mode in PASSES)
-        if shape in SHORT:
-            yield from ((Case.of(family, shape, mode), True) for family in FAMILIES for mode in GRAPHED)
+        yield from ((Case.of(family, shape, mode), shape in SHORT) for family in FAMILIES for mode in GRAPHED)
         if i == 0:
             yield from ((Case.of(family, s, mode), True) for family in STEPS for s in steps for mode in DECODE)
     if quick or device != "cuda":

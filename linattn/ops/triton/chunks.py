@@ -84,7 +84,7 @@ def _forward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     made: list[Any] = [None if shape is None else run.empty(*shape, dtype=dtype) for shape, dtype in _shapes(run, wide)]
     o, final, starts, links = made
     run.choose(o)
-    run.prepare()
+    run.prepare(o)
     if starts is not None:
         run.forward(starts, **joining(run, links), local=True, every=keeps)
         run.chain(starts, **joining(run, links), first=given.initial, reverse=False)
@@ -150,31 +150,34 @@ def _backward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     given = Arguments(*tensors)
     run = Run(recorder, given, scale)
     run.choose(do)
-    run.prepare()
+    dk = run.empty(*run.own, run.size_k) if run.in_place else None
+    run.prepare(dk)
     ends = dfinal
     if run.plan.split:
         ends = run.empty(*starts.shape, dtype=torch.float32)
         run.backward(do, ends, local=True)
         run.chain(ends, **joining(run, links), first=dfinal, reverse=True)
     before = starts if run.plan.split else given.initial
-    return gradients_from(run, do, before, ends, kept_states(run, before, ddecay), ddecay)
+    return gradients_from(run, do, before, ends, kept_states(run, before, ddecay), ddecay, dk)
 
 
-def kept_states(run: Run, before: Tensor | None, ddecay: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Values that the keys write and the states before the chunks, from the states ``before`` segments; None if not needed."""
+def kept_states(run: Run, before: Tensor | None, ddecay: bool) -> tuple[Tensor | None, ...]:
+    """Values that the keys write, the states before the chunks, and memory for the gradient of v, from the states ``before`` segments."""
     if run.exchanges and not ddecay:
-        return None, None
-    states = run.empty(run.plan.chunks, *run.state)
+        return None, None, None
     values = run.empty(*run.own, run.size_v) if run.family.rule != PLAIN else None
-    run.forward(before, values=values, states=states)
-    return values, states
+    dv = run.empty(*run.own, run.size_v, dtype=run.dtype if run.family.rule == DELTA else run.v.dtype)
+    lends = run.fuses(ddecay) and run.aligned
+    states = run.empty(*run.own, run.size_v) if lends else run.empty(run.plan.chunks, *run.state)
+    run.forward(before, values=values, states=states, early=dv if lends else None)
+    return values, states, dv
 
 
 def gradients_from(
-    run: Run, do: Tensor, before: Tensor | None, ends: Tensor | None, kept: tuple[Tensor | None, Tensor | None], ddecay: bool
+    run: Run, do: Tensor, before: Tensor | None, ends: Tensor | None, kept: tuple[Tensor | None, ...], ddecay: bool, dk: Tensor | None
 ) -> launch.Tensors:
     """Gradients from the states ``before`` segments, the cotangents ``ends`` after them, and :func:`kept_states`."""
-    v, rule, (values, states) = run.v, run.family.rule, kept
+    v, rule, (values, states, dv) = run.v, run.family.rule, kept
     dinitial = run.empty(run.sequences, *run.state, dtype=torch.float32)
     if states is None:
         dq, dk = (run.empty(*run.own, run.size_k, dtype=v.dtype) for _ in "qk")
@@ -185,13 +188,12 @@ def gradients_from(
         turned.forward(before, o=dq)
         return dq, dk, dv, None, None, None, None, None, dinitial
     x_read = run.empty(*run.own, run.size_v) if rule == ERASE else None
-    dv = run.empty(*run.own, run.size_v, dtype=run.dtype if rule == DELTA else v.dtype)
-    if chosen := run.fuses(ddecay):
-        dq, dk, *others = run.fused(do, ends, dv, states, dinitial, chosen)
+    if run.fuses(ddecay):
+        dq, dk, *others = run.fused(do, ends, (values, states, dv), dinitial, ddecay, dk)
         return dq, dk, dv, *others, dinitial
     dstates = run.empty(run.plan.chunks, *run.state)
     run.backward(do, ends, dv, x_read, dstates, dinitial)
-    dq, dk, *others = run.gradients(do, (values, dv if rule == DELTA else x_read, states, dstates), ddecay)
+    dq, dk, *others = run.gradients(do, (values, dv if rule == DELTA else x_read, states, dstates), ddecay, dk)
     return dq, dk, dv, *others, dinitial
 
 

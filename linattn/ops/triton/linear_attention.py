@@ -11,9 +11,10 @@ from linattn.ops import gpu, sharding, tracing
 from linattn.ops.inputs import Bonus, Delta, Erase, Inputs, Outputs, operands
 from linattn.ops.recurrence import CHUNKS, PARTS
 from linattn.ops.triton import decode, fitting, hopper, launch
-from linattn.ops.triton.arguments import in_rows, side_by_side
+from linattn.ops.triton.arguments import Arguments, in_rows, side_by_side
 from linattn.ops.triton.chunks import WIDEST, name
 from linattn.ops.triton.plan import CHANNEL, HEAD, NONE
+from linattn.ops.triton.run import Run
 
 STEPS = 16  # most tokens for which steps are faster than chunks
 
@@ -55,7 +56,17 @@ def off(inputs: Inputs, form: str) -> list[str]:
     reason = hopper.gluon_refusal(device) or hopper.unsuited(sizes, *laid_out)
     if reason is not None:
         return [*lines, f"hopper kernels: off, because {reason}"]
+    if tracing.wanted(*inputs.differentiable) and (reason := separate(inputs)) is not None:
+        return [*lines, f"one kernel for the backward pass: off, because {reason}"]
     return lines
+
+
+def separate(x: Inputs) -> str | None:
+    """Reason why Hopper's kernel for the whole backward pass does not run, or None if it does or there is none for ``x``."""
+    given = Arguments(x.q, x.k, x.v, _over_time(x.decay, x), *operands(x.rule), None, x.cu_seqlens)
+    run = Run(launch.Recorder(x.v, ()), given, 1.0)
+    run.fast = True
+    return run.separate(x.decay is not None and x.decay.requires_grad) if run.fusible else None
 
 
 def chunked(inputs: Inputs, group: sharding.Group | None = None) -> Outputs:
@@ -88,12 +99,14 @@ def _channels(x: Inputs, part: slice) -> Inputs:
 
 
 def _call(x: Inputs, v: Tensor, initial: Tensor | None, wide: bool, group: sharding.Group | None) -> tuple[Tensor, Tensor | None]:
-    decay = x.decay
-    if decay is not None and x.decay_constant:
-        decay = decay.float().expand(*v.shape[:2], *decay.shape)
-    call = (x.q, x.k, v, decay, *operands(x.rule), initial, x.cu_seqlens, x.scale, wide)
+    call = (x.q, x.k, v, _over_time(x.decay, x), *operands(x.rule), initial, x.cu_seqlens, x.scale, wide)
     o, state, *_ = CHUNKS(*call) if group is None else PARTS(*call, x.return_state, group)
     return o, state
+
+
+def _over_time(decay: Tensor | None, x: Inputs) -> Tensor | None:
+    """A constant decay at each token."""
+    return decay if decay is None or not x.decay_constant else decay.float().expand(*x.v.shape[:2], *decay.shape)
 
 
 FORMS = {"chunk": chunked, "recurrent": decode.recurrent}

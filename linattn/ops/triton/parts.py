@@ -182,4 +182,4 @@ def _backward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     kept = kept_states(run, starts, ddecay)  # while the cotangents are on their way
     recorder.pause()
     run.chain(ends, **joining(run, links), first=after, reverse=True)
-    return gradients_from(run, do, starts, ends, kept, ddecay)
+    return gradients_from(run, do, starts, ends, kept, ddecay, None)

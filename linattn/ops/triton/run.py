@@ -66,12 +66,36 @@ class Run:
         plain = self.family.rule == PLAIN and self.family.decay != CHANNEL and not self.family.before
         return plain and self.group == 1 and self.size_v <= (hopper.WIDEST if self.fast else 256)
 
-    def fuses(self, ddecay: bool) -> choice.Chosen | None:
-        """The kernel that scans the state's cotangent and computes the gradients, so that no cotangents are stored, or None."""
-        known = self.fast and self.family.rule == PLAIN and self.family.decay == HEAD and not self.family.before and ddecay
-        if not known or not self.size_k == self.size_v == hopper.WIDEST:
-            return None
-        return choice.fused(self.v.device, self.plan.segments * self.heads)
+    @property
+    def rowwise(self) -> bool:
+        """True if the parts of a chunk that do not depend on the state lie in rows, one a token."""
+        return self.fast and self.family.rule == DELTA and self.family.decay != CHANNEL
+
+    @property
+    def in_place(self) -> bool:
+        """True if the kernels of the backward pass read a chunk's values and parts before they write its gradients of q and k there."""
+        return self.rowwise and self.size_v <= hopper.WIDEST
+
+    @property
+    def fusible(self) -> bool:
+        """True if there is a kernel that scans the state's cotangent and computes the gradients, so that no cotangents are stored."""
+        plain = self.fast and self.family.rule == PLAIN and self.family.decay == HEAD and not self.family.before
+        return (plain or self.rowwise) and self.size_k == self.size_v == hopper.WIDEST
+
+    def fuses(self, ddecay: bool) -> bool:
+        """True if that kernel runs; for the plain rule only with the decay's gradient, without which the scans themselves are faster."""
+        return self.fusible and (ddecay or self.rowwise) and self.separate(ddecay) is None
+
+    def separate(self, ddecay: bool) -> str | None:
+        """Reason why two kernels run in place of that one, or None."""
+        if self.rowwise and ddecay and self.decay is not None and self.decay.stride(1) == 0:
+            return "a constant decay's gradient, a sum over tokens that cancels, would be too coarse"
+        return choice.idle(self.v.device, self.plan.segments * self.heads)
+
+    @property
+    def aligned(self) -> bool:
+        """True if a chunk's state lies in the rows of its tokens in two tensors, into which it fits if every chunk is whole."""
+        return self.rowwise and self.cu is None and self.tokens % self.plan.chunk == 0
 
     @property
     def narrowest(self) -> int:
@@ -110,15 +134,23 @@ class Run:
         other.turned = True
         return other
 
-    def prepare(self) -> None:
-        """Compute the parts of the chunks that do not depend on the state: see prepare.py."""
+    def prepare(self, spare: Tensor | None = None) -> None:
+        """Compute the parts of the chunks that do not depend on the state: see prepare.py.
+
+        A chunk of ``spare`` [B, T, H, ...] is written after the last use of the chunk's parts, so that its memory may hold some of them.
+        """
         if not self.family.prepared:
             return
         p, rule, by_channel = self.plan, self.family.rule, self.family.decay == CHANNEL
         square, wide = (p.chunks, self.heads, p.chunk, p.chunk), (p.chunks, self.heads, p.chunk, self.size_k)
-        self.p = self.empty(*square)
+        if self.rowwise:
+            shape = (*self.own, 2 * p.chunk)
+            fits = spare is not None and spare.shape == shape and spare.dtype == self.dtype
+            self.p = self.b = spare if fits else self.empty(*shape)
+        else:
+            self.p = self.empty(*square)
+            self.b = self.empty(*square) if rule != PLAIN else None
         if rule != PLAIN:
-            self.b = self.empty(*square)
             if not self.fast or rule == ERASE or by_channel:  # the other kernels for Hopper use the keys in place of W
                 self.w = self.empty(*wide)
         if rule == ERASE:
@@ -157,6 +189,7 @@ class Run:
         values: Tensor | None = None,
         states: Tensor | None = None,
         final: Tensor | None = None,
+        early: Tensor | None = None,
         transition: Tensor | None = None,
         total: Tensor | None = None,
         *,
@@ -174,7 +207,8 @@ class Run:
             kernel, (self._blocks(options["BV"], transition), self.plan.segments, self.heads), transition,
             (
                 self.q, self.k, self.v, self.write, self.decay, self.cu, self.p, self.p_write, self.b, self.w,
-                self.q_faded, self.k_faded, self.write_faded, self.fade, starts, o, values, states, final, transition, total,
+                self.q_faded, self.k_faded, self.write_faded, self.fade, starts, o if early is None else early, values, states, final,
+                transition, total,
             ),
             (*strides(self.q, self.k, self.v, self.write, self.decay), *self.numbers), (self.plan.length,),
             V=self.size_v, BK=power_of_two(self.size_k, self.least), LOCAL=local, EVERY=every,
@@ -267,7 +301,7 @@ class Run:
             num_warps=8 if bk > 64 else 4, num_stages=table.chain(erases, self.card).stages,
         )  # fmt: skip
 
-    def gradients(self, do: Tensor, kept: tuple[Tensor | None, ...], ddecay: bool) -> Gradients:
+    def gradients(self, do: Tensor, kept: tuple[Tensor | None, ...], ddecay: bool, dk: Tensor | None = None) -> Gradients:
         """Compute the gradients; ``kept`` are the scans' results: values and states with their cotangents.
 
         The kernels for Hopper treat a head with many values as several heads that share all but the values, and their results are summed.
@@ -278,9 +312,7 @@ class Run:
             columns = self.size_v
         split = self.size_v // columns  # heads that one head is treated as
         heads, group = self.heads * split, self.group * split
-        # The kernel for whole chunks reads the values of a chunk before it writes there: the gradient of q takes their memory.
-        whole = fast is not None and self.family.rule == DELTA and self.family.decay != CHANNEL
-        to = self._allocate(heads, ddecay, kept[0] if whole and split == 1 and self.size_k == self.size_v else None)
+        to = self._allocate(heads, ddecay, kept[0] if self.in_place and self.size_k == self.size_v else None, dk)
         tensors = (
             self.q, self.k, self.v, self.read, self.write, self.decay, self.beta, self.bonus, do, self.cu,
             *kept, to.q, to.k, to.read, to.write, to.decay, to.beta, to.bonus,
@@ -308,15 +340,21 @@ class Run:
         return self._summed(to, split)
 
     def fused(
-        self, do: Tensor, ends: Tensor | None, dv: Tensor, states: Tensor, dinitial: Tensor, chosen: choice.Chosen
+        self, do: Tensor, ends: Tensor | None, kept: tuple[Tensor | None, ...], dinitial: Tensor, ddecay: bool, dk: Tensor | None
     ) -> Gradients:  # fmt: skip
-        """Scan the state's cotangent and compute the gradients on the way, by a ``chosen`` kernel of :meth:`fuses`."""
-        to, (kernel, options) = self._allocate(self.heads, True, None), chosen
+        """Scan the state's cotangent and compute the gradients; ``kept`` are values, states, and the gradient of the values."""
+        values, states, dv = kept
+        to = self._allocate(self.heads, ddecay, values, dk)
+        kernel, options = choice.fused()
         self.recorder.launch(
             kernel, (self.plan.segments, self.heads, 1),
-            (self.q, self.k, self.v, do, self.decay, self.cu, states, ends, dv, to.q, to.k, to.decay, dinitial),
-            (*strides(self.q, self.k, self.v, do, self.decay), *self.numbers, self.plan.length),
-            **{name: self.constants[name] for name in ("K", "PACKED", "BITS")}, V=self.size_v, START=ends is not None, **options,
+            (
+                self.q, self.k, self.v, do, self.decay, self.beta, self.cu, self.p, values, states, ends, dv,
+                to.q, to.k, to.decay, to.beta, dinitial,
+            ),
+            (*strides(self.q, self.k, self.v, do, self.decay, self.beta), *self.numbers, self.plan.length),
+            **{name: self.constants[name] for name in ("K", "DECAY", "RULE", "PACKED", "BITS")}, V=self.size_v, START=ends is not None,
+            IN_ROWS=self.aligned, **options,
         )  # fmt: skip
         return self._summed(to, 1)
 
@@ -342,10 +380,9 @@ class Run:
                 num_warps=c.warps, num_stages=c.stages, enable_fp_fusion=False, UNIT=unit, **blocks, **most, **constants,
             )  # fmt: skip
 
-    def _allocate(self, heads: int, ddecay: bool, q: Tensor | None) -> Gradients:
-        """Allocate the gradients for a number of heads; that of q unless it is given."""
-        k = self.empty(self.batch, self.tokens, heads, self.size_k, dtype=self.v.dtype)
-        q = self.empty(*k.shape, dtype=k.dtype) if q is None else q
+    def _allocate(self, heads: int, ddecay: bool, q: Tensor | None = None, k: Tensor | None = None) -> Gradients:
+        """Allocate the gradients for a number of heads; those of q and k unless they are given."""
+        q, k = (self.empty(self.batch, self.tokens, heads, self.size_k, dtype=self.v.dtype) if t is None else t for t in (q, k))
         of_heads = (self.decay if ddecay else None, self.beta, self.read, self.write)
         decay, beta, read, write = (None if t is None else self.empty(*t.shape[:2], heads, *t.shape[3:], dtype=t.dtype) for t in of_heads)
         bonus = None if self.bonus is None else self.recorder.zeros(self.plan.chunks, heads, self.size_k, dtype=torch.float32)

@@ -5,9 +5,9 @@ from itertools import product
 import pytest
 import torch
 
-from tests.ops.cases import KINDS, RANKS, make, turned
+from tests.ops.cases import KINDS, RANKS, cotangent, make, turned
 from tests.ops.errors import same_bits
-from tests.ops.triton.device import DTYPES, HALVES, INTERPRETED, SIZE, check, check_tame, first, gradients, here
+from tests.ops.triton.device import DTYPES, HALVES, INTERPRETED, SIZE, check, check_tame, first, gradients, here, poisoned
 
 # Beside the rank each has something of its own: rows, shared heads, odd sizes, no initial state, sequences of every length.
 TINY = {
@@ -67,6 +67,26 @@ def test_the_rest_in_float32(kind, rank):
     )
 
 
+@pytest.mark.parametrize("rank", ["BTH", "BTHK"])
+@pytest.mark.parametrize("kind", ["plain", "erase"])
+def test_without_a_gradient_of_the_decay(kind, rank):
+    """Erasing vectors are float32, with which Triton 3.6 did not compile this."""
+
+    def fixed(call, outputs=None):
+        dtype, decay = call.tensors["q"].dtype, call.tensors["decay"]
+        wide = call.with_(**{name: call.tensors[name].float() for name in ("read", "write") if name in call.tensors})
+        leaves = {name: t.detach().requires_grad_() for name, t in wide.tensors.items() if name != "decay"}
+        with poisoned():
+            out = wide.with_(**leaves)("chunk", backend="triton")
+            total = sum((out[name] * cotangent(out[name])).sum() for name in outputs or out)
+            found = dict(zip(leaves, torch.autograd.grad(total, list(leaves.values())), strict=True))
+        known = gradients(call, outputs)[1]["decay"].to(decay.dtype)
+        return {n: o.detach() for n, o in out.items()}, {n: g.to(dtype) if n != "S" else g for n, g in found.items()} | {"decay": known}
+
+    shape = dict(B=1, T=20, H=1, K=4, V=3) if INTERPRETED else dict(B=2, T=700, H=2, K=64, V=64)
+    check_tame(make(kind, rank, **shape), HALVES[-1], run=fixed)
+
+
 @pytest.mark.parametrize("kind", ["plain", "bonus", "normalize"])
 def test_wide_keys_go_in_parts(kind, monkeypatch):
     if INTERPRETED:
@@ -120,19 +140,36 @@ def test_131072_tokens_in_one_sequence(kind, rank, dtype):
     check(call, dtype, limit=1e-4 if dtype == torch.float32 else None)
 
 
+FUSED = [("plain", "BTH"), ("beta", "none"), ("beta", "BTH")]
+LENGTHS = [  # whole chunks and not, in segments and not
+    dict(B=2, T=192),
+    dict(B=2, T=333, initial=False),
+    dict(lengths=(130, 3, 0, 200)),
+    dict(B=1, T=2000, Hk=1),
+    dict(B=1, T=4096, Hk=2, initial=False),
+    dict(lengths=(2112, 64, 1, 2100), Hk=2),
+]
+
+
 @pytest.mark.skipif(INTERPRETED, reason="a kernel of Hopper's own")
-@pytest.mark.parametrize("shape", [dict(B=2, T=333), dict(lengths=(130, 3, 200)), dict(B=1, T=2000, Hk=1)])
-def test_one_kernel_that_scans_the_cotangent_and_computes_the_gradients(shape, monkeypatch):
+@pytest.mark.parametrize("shape", LENGTHS, ids=str)
+@pytest.mark.parametrize(("kind", "rank"), FUSED)
+def test_one_kernel_that_scans_the_cotangent_and_computes_the_gradients(kind, rank, shape, monkeypatch):
     """As where many heads keep all multiprocessors busy."""
     from linattn.ops.triton import launch
     from linattn.ops.triton.hopper import choice
+    from linattn.ops.triton.run import Run
 
+    ran = []
+    fused = Run.fused
     monkeypatch.setattr(choice, "multiprocessors", lambda device: 1)
+    monkeypatch.setattr(Run, "fused", lambda *given: ran.append(given) or fused(*given))
     launch._programs.clear()
     try:
-        check(make("plain", "BTH", H=4, K=128, V=128, **shape), torch.bfloat16)
+        check_tame(make(kind, rank, H=4, K=128, V=128, **shape), torch.bfloat16)
     finally:
         launch._programs.clear()
+    assert ran
 
 
 @pytest.mark.parametrize("kind", ["plain", "beta", "erase"])

@@ -20,6 +20,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
+from linattn.ops.triton.hopper.chunks import beside
 from linattn.ops.triton.hopper.common import (
     M,
     add,
@@ -293,6 +294,7 @@ def backward(
         MEETS: gl.constexpr = READS and RULE == PLAIN and DECAY != CHANNEL and not BEFORE
         READS_W: gl.constexpr = RULE == ERASE or (RULE == DELTA and DECAY == CHANNEL)
         READS_B: gl.constexpr = RULE != PLAIN and not (LOCAL and READS_W)
+        IN_ROWS: gl.constexpr = RULE == DELTA and DECAY != CHANNEL  # P and B lie beside each other
         OWN: gl.constexpr = RULE == ERASE and not LOCAL  # values and erasing writes have different keys
         first_column = gl.program_id(0) * BV
         shared = head // group
@@ -334,11 +336,14 @@ def backward(
         dob = buffer(STAGES * PARTS, C, M)
         if READS:
             ub = buffer(STAGES, C, K)
-            if not MEETS:
+            if IN_ROWS:
+                pd = beside(p, 0, time * heads + head, rows, heads, C)
+                pb = buffer(STAGES, C, C)
+            elif not MEETS:
                 pd = described((p_write if RULE == ERASE else p) + square, tile_rows, C, C, C, C)
                 pb = buffer(STAGES, C, C)
         if READS_B:
-            bd = described(b + square, tile_rows, C, C, C, C)
+            bd = beside(b, C, time * heads + head, rows, heads, C) if IN_ROWS else described(b + square, tile_rows, C, C, C, C)
             bb = buffer(STAGES, C, C)
         if READS_W:
             wd = described(w + wide, tile_rows, K, K, C, K)
@@ -401,7 +406,7 @@ def backward(
         fence_async_shared()
         bars = (full, late, done)
         firsts, seconds = (dob, ub, pb, bb), (qb, wb, kb, own_pb, tb)
-        sources, steps = (dod, ud, pd, bd), (C, raw_step, tile_step, tile_step)
+        sources, steps = (dod, ud, pd, bd), (C, raw_step, C if IN_ROWS else tile_step, C if IN_ROWS else tile_step)
         late_sources, late_steps = (qd, wd, kd if OWN else None, own_pd, td), (raw_step, tile_step, raw_step, tile_step, tile_step)
         targets, staging = (dstates_to, dv_to, x_to), (dstates_at, dv_at, x_at, p_at)
         weights = (passed, to_here, to_read, to_end, faded)

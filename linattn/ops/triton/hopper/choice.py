@@ -55,12 +55,18 @@ def backward(family: Family, size_k: int, size_v: int, local: bool, keep: bool) 
     return module.backward, scans.backward(family, size_k, size_v, local, keep)
 
 
-def fused(device: torch.device, programs: int) -> Chosen | None:
-    """The scan of the states' cotangents that computes the gradients, if ``programs`` keep nearly all multiprocessors busy."""
+def fused() -> Chosen:
+    """The scan of the states' cotangents that computes the gradients."""
     from linattn.ops.triton.hopper import fused as module
 
-    waves = -(-programs // multiprocessors(device))
-    return (module.fused, module.options()) if 8 * programs >= 7 * waves * multiprocessors(device) else None
+    return module.fused, module.options()
+
+
+def idle(device: torch.device, programs: int) -> str | None:
+    """Reason why ``programs`` that take a multiprocessor each leave too many of them idle for :func:`fused`, or None."""
+    many = multiprocessors(device)
+    spare = -programs % many
+    return None if 7 * spare <= programs else f"its {programs} programs would leave {spare} of {many} multiprocessors idle"
 
 
 def gradients(

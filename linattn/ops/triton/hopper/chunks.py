@@ -97,6 +97,12 @@ def prepared(base, place, rows, C: gl.constexpr, WIDTH: gl.constexpr):
 
 
 @gluon.jit
+def beside(base, column, token, rows, heads, C: gl.constexpr):
+    """Tiles [C, C] of a tensor [B, T, H, 2 C] from ``column`` and ``token`` (times heads, and head) on: see prepare_head.py."""
+    return described(base + token * (2 * C) + column, rows, heads * (2 * C), C, C, C)
+
+
+@gluon.jit
 def decayed(faded, place, tile_rows, raw, time, token, at_head, rows, C: gl.constexpr, K: gl.constexpr, DECAY: gl.constexpr):
     """Keys, queries or writes of a head: prepared ones with a decay per channel, else unscaled ones from token ``time`` on."""
     if DECAY == CHANNEL:

@@ -20,7 +20,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
-from linattn.ops.triton.hopper.chunks import decayed, prepared
+from linattn.ops.triton.hopper.chunks import beside, decayed, prepared
 from linattn.ops.triton.hopper.common import (
     M,
     add,
@@ -36,7 +36,7 @@ from linattn.ops.triton.hopper.common import (
     whole,
 )
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
-from linattn.ops.triton.hopper.operands import C
+from linattn.ops.triton.hopper.operands import C, in_rows
 from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, LOG2E, PLAIN
 
 
@@ -78,12 +78,16 @@ def load(full, empty, sources, buffers, values, steps, count, shape):
 @gluon.jit
 def store(ready, free, outs, step, count, shape):
     """Store the results of the warpgroups, 64 columns each: outputs or values, and the states before each chunk."""
-    od, ob, sd, sb = outs
+    od, ob, sd, sb, late = outs
     for i in range(count):
         if sd is not None:
             for part in gl.static_range(shape.PARTS):
                 mbarrier.wait(ready.index(shape.PARTS + part), i & 1)
-                tma.store(sd, [i * step, part * M], sb.index(part))
+                if late is None:
+                    tma.store(sd, [i * step, part * M], sb.index(part))
+                else:
+                    tma.store(sd, [i * C, part * M], in_rows(sb, C, M).index(2 * part))
+                    tma.store(late, [i * C, part * M], in_rows(sb, C, M).index(2 * part + 1))
             tma.store_wait(0)
             for part in gl.static_range(shape.PARTS):
                 mbarrier.arrive(free.index(shape.PARTS + part), count=1)
@@ -337,6 +341,8 @@ def forward(
         time = first.to(gl.int64)
         MEETS: gl.constexpr = OUTPUT and RULE == PLAIN and DECAY != CHANNEL and not BEFORE
         READS_W: gl.constexpr = RULE == ERASE or (RULE == DELTA and DECAY == CHANNEL)
+        IN_ROWS: gl.constexpr = RULE == DELTA and DECAY != CHANNEL
+        at_token = time * heads + head
 
         # Tiles of a chunk: k, q, write; w, b, p, p_write.
         raw_step = tile_step if DECAY == CHANNEL else C
@@ -348,11 +354,12 @@ def forward(
             qd = decayed(q_faded, place, tile_rows, q, time, q_token, head // group * q_head, rows, C, K, DECAY)
             qb, pb = buffer(STAGES, C, K), buffer(STAGES, C, C)
             if not MEETS:
-                pd = prepared(p, place, tile_rows, C, C)
+                pd = beside(p, 0, at_token, rows, heads, C) if IN_ROWS else prepared(p, place, tile_rows, C, C)
         if READS_W:
             wd, wb = prepared(w, place, tile_rows, C, K), buffer(STAGES, C, K)
         if RULE != PLAIN:
-            bd, bb = prepared(b, place, tile_rows, C, C), buffer(STAGES, C, C)
+            bd = beside(b, C, at_token, rows, heads, C) if IN_ROWS else prepared(b, place, tile_rows, C, C)
+            bb = buffer(STAGES, C, C)
         if RULE == ERASE:
             ud = decayed(write_faded, place, tile_rows, write, time, write_token, head * write_head, rows, C, K, DECAY)
             ub = buffer(STAGES, C, K)
@@ -365,13 +372,17 @@ def forward(
         SQUARE: gl.constexpr = (RULE != PLAIN) + (OUTPUT and not MEETS) + (OUTPUT and RULE == ERASE)
         BYTES: gl.constexpr = 2 * C * (WIDE * K + SQUARE * C + BV)
 
-        od, ob, sd, sb = None, None, None, None
+        od, ob, sd, sb, late = None, None, None, None, None
         if OUTPUT or (KEEP and RULE != PLAIN):
             od = described((o if OUTPUT else values) + (time * heads + head) * V + first_column, rows, heads * V, BV, C, M)
             ob = buffer(PARTS, C, M)
         if KEEP:
-            sd = described(states + place * K * V + first_column, count * heads * K, V, BV, K, M)
             sb = buffer(PARTS, K, M)
+            if OUTPUT or o is None:
+                sd = described(states + place * K * V + first_column, count * heads * K, V, BV, K, M)
+            else:  # in rows, early keys in the memory of ``o``
+                sd = described(o + at_token * V, rows, heads * V, V, C, M)
+                late = described(states + at_token * V, rows, heads * V, V, C, M)
 
         to_here, to_read, to_end, passed = None, None, None, None
         faded, weighed, step = None, None, 0
@@ -411,7 +422,8 @@ def forward(
                 end = final + (n.to(gl.int64) * heads + head) * K * V
         v_row = gl.where(identity, tile_rows, 0)  # past the end: zeros
         specialize(
-            (full, empty, made, ready, free), sources, buffers, (vd, vb, v_row), (od, ob, sd, sb), weights, (weighed, step, rows, fade_to),
-            (start, end, finishes, width, identity & (count > 0), first_column), (raw_step, tile_step, heads * K), scale, count,
+            (full, empty, made, ready, free), sources, buffers, (vd, vb, v_row), (od, ob, sd, sb, late), weights,
+            (weighed, step, rows, fade_to), (start, end, finishes, width, identity & (count > 0), first_column),
+            (raw_step, C if IN_ROWS else tile_step, heads * K), scale, count,
             Shape(K, DECAY, RULE, BEFORE, BITS, LOCAL, OUTPUT, KEEP, TURNED, MEETS, PARTS, STAGES, BYTES), REGISTERS,
         )  # fmt: skip

@@ -1,6 +1,7 @@
 """``prepare.prepare`` for the delta rule on Hopper, in Gluon: no decay, or one per head.
 
-One program per chunk and head, of which five share a multiprocessor: while some wait for memory, others compute. With N the
+One program per chunk and head, of which five share a multiprocessor: while some wait for memory, others compute. P and B lie side by
+side in the rows of their tokens, [B, T, H, 2 C], so that they fit into results of later kernels. With N the
 strictly lower part of -diag(β) K Kᵀ, decayed, the wanted inverse is T = (I - N)^-1. Its diagonal blocks D_i [16, 16] come from
 substitution in float32, one a warp; then, with X = Tᵀ, whose columns [64, 16] follow from those before them,
 
@@ -48,12 +49,12 @@ def copy(x, time, head, rows, tile, K: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def save(tile, to, C: gl.constexpr):
-    """Write a tile [C, C] of shared memory."""
+def save(tile, to, stride, rows, C: gl.constexpr):
+    """Write the first ``rows`` of a tile [C, C] of shared memory."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     row = gl.arange(0, C, gl.SliceLayout(1, layout))[:, None]
     column = gl.arange(0, C, gl.SliceLayout(0, layout))[None, :]
-    gl.store(to + row * C + column, tile.load(layout))
+    gl.store(to + row * stride + column, tile.load(layout), mask=row < rows)
 
 
 @gluon.jit
@@ -198,7 +199,8 @@ def prepare(call, at, place, K: gl.constexpr, C: gl.constexpr, DECAY: gl.constex
     diagonal = gl.allocate_shared_memory(gl.float32, [S, 4, S], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
     diagonal.store(own.reshape([4, S, S]).permute((2, 0, 1)))
     below0, below1, below2 = shelve(n0), shelve(n1), shelve(n2)
-    save(pb, call.p + place.to(gl.int64) * (C * C), C)
+    to = (time * call.heads + at.head) * (2 * C)
+    save(pb, call.p + to, call.heads * (2 * C), rows, C)
 
     inverses = shelve(invert(diagonal).permute((1, 0, 2)).reshape([C, S]))
     fence_async_shared()
@@ -213,7 +215,7 @@ def prepare(call, at, place, K: gl.constexpr, C: gl.constexpr, DECAY: gl.constex
     done = (x0 * strength).to(kind), (x1 * strength).to(kind), (x2 * strength).to(kind), (x3 * strength).to(kind)
     bb = gl.allocate_shared_memory(gl.bfloat16, [C, C], tile)
     bb.permute((1, 0)).store(beside(done))
-    save(bb, call.b + place.to(gl.int64) * (C * C), C)
+    save(bb, call.b + to + C, call.heads * (2 * C), rows, C)
 
 
 def options() -> dict[str, int]:

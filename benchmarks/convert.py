@@ -22,7 +22,8 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,7 @@ def decode(asked: argparse.Namespace, results: Results) -> None:
         for mixer in asked.mixers.split(",")
         for pattern, kind in ((mixer, "pure"), (f"{mixer}*3, softmax", "hybrid"))
     ]
-    begun = {}
+    ready: dict[str, Any] = {}
     for pattern, name in names:
         key = f"decode {asked.device}, {name}"
         if key in results.rows():
@@ -191,19 +192,20 @@ def decode(asked: argparse.Namespace, results: Results) -> None:
         config = config_with(source.model.config, student_layers(source.model, pattern, mixer_options={}))
         with torch.device(asked.device):
             model = LinattnForCausalLM(config).to(precision).eval()
-        begun[key] = list(measure.started(model, tokens, options))
+        deque(measure.started(model, tokens, options), maxlen=0)  # compiles and captures
         print(f"{key}: ready", flush=True)
+        ready[key] = model
         if asked.quiet is None:
-            times({key: begun.pop(key)}, asked, options, results)
-    while begun and not asked.quiet.exists():
+            times({key: ready.pop(key)}, tokens, asked, options, results)
+    while ready and not asked.quiet.exists():
         time.sleep(0.2)
-    times(begun, asked, options, results)
+    times(ready, tokens, asked, options, results)
 
 
-def times(begun: dict[str, Any], asked: argparse.Namespace, options: EvaluateOptions, results: Results) -> None:
-    """Time decodings that have begun."""
-    for key, streams in begun.items():
-        rows = [measure.timed(one, length, torch.device(asked.device)) for one, length in zip(streams, options.lengths, strict=True)]
+def times(ready: dict[str, Any], tokens: Sequence[int], asked: argparse.Namespace, options: EvaluateOptions, results: Results) -> None:
+    """Time decoding of models whose steps are compiled, one length after the other: a later stream takes the captured step."""
+    for key, model in ready.items():
+        rows = measure.decoding(model, tokens, options)
         results.add({"name": key, "dtype": "bf16" if asked.device == "cuda" else "fp32", "decoding": rows})
         print(key, [(row["length"], round(row["tokens_per_s"]), row["state_bytes"]) for row in rows], flush=True)
 

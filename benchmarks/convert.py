@@ -12,7 +12,8 @@ with two more seeds, ``--not-calibrated`` its first stage without calibration, `
 of both stages in the second, ``--longer N`` trains its students of ``--longer-kinds`` on N times the tokens, ``--rates`` tries learning
 rates of its uniform hybrid on a sixth of the tokens. Rows are written as they come; a row that is there is not measured again, a
 conversion that was killed continues, and nothing is begun that would not end within ``--minutes``. Several processes may share a file
-and a folder. ``decode --quiet FILE`` prepares all models and times them when FILE exists, for a card that others use in the meantime.
+and a folder. ``decode --quiet FILE`` decodes once with every model and times them when FILE exists, for a card that others use in
+the meantime.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,7 @@ def decode(asked: argparse.Namespace, results: Results) -> None:
         for mixer in asked.mixers.split(",")
         for pattern, kind in ((mixer, "pure"), (f"{mixer}*3, softmax", "hybrid"))
     ]
-    begun = {}
+    ready = {}
     for pattern, name in names:
         key = f"decode {asked.device}, {name}"
         if key in results.rows():
@@ -191,20 +192,22 @@ def decode(asked: argparse.Namespace, results: Results) -> None:
         config = config_with(source.model.config, student_layers(source.model, pattern, mixer_options={}))
         with torch.device(asked.device):
             model = LinattnForCausalLM(config).to(precision).eval()
-        begun[key] = list(measure.started(model, tokens, options))
-        print(f"{key}: ready", flush=True)
         if asked.quiet is None:
-            times({key: begun.pop(key)}, asked, options, results)
-    while begun and not asked.quiet.exists():
+            times({key: model}, tokens, options, results)
+        else:
+            measure.decoding(model, tokens, options)  # compiles and captures
+            ready[key] = model
+            print(f"{key}: ready", flush=True)
+    while ready and not asked.quiet.exists():
         time.sleep(0.2)
-    times(begun, asked, options, results)
+    times(ready, tokens, options, results)
 
 
-def times(begun: dict[str, Any], asked: argparse.Namespace, options: EvaluateOptions, results: Results) -> None:
-    """Time decodings that have begun."""
-    for key, streams in begun.items():
-        rows = [measure.timed(one, length, torch.device(asked.device)) for one, length in zip(streams, options.lengths, strict=True)]
-        results.add({"name": key, "dtype": "bf16" if asked.device == "cuda" else "fp32", "decoding": rows})
+def times(models: dict[str, Any], tokens: Sequence[int], options: EvaluateOptions, results: Results) -> None:
+    """Time one length after another: of two streams at once that have states of one shape, the second takes the first's captured step."""
+    for key, model in models.items():
+        rows = measure.decoding(model, tokens, options)
+        results.add({"name": key, "dtype": "bf16" if model.dtype == torch.bfloat16 else "fp32", "decoding": rows})
         print(key, [(row["length"], round(row["tokens_per_s"]), row["state_bytes"]) for row in rows], flush=True)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from benchmarks import limits
-from benchmarks.study_tables import compared, losses, reproduced
+from benchmarks.study_tables import causality, compared, losses, reproduced
 from benchmarks.titles import TITLES, markdown
 from linattn.bench.gpu.cases import DECODE, DECODE_SHAPES, FAMILIES, FIRST, GRAPHED, PASSES, SHAPES, START_SHAPE, STEPS, Case, Shape
 
@@ -297,6 +297,7 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
         "decode": decode,
         "front": summary,
         "losses": losses,
+        "causality": causality,
         "parallel": parallel,
         "sharded": sharded,
         "quantised": quantised,

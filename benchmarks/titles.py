@@ -51,6 +51,13 @@ TITLES = {
         "trained": "`{command}`: {card}, torch {torch}, {date}. {tokens:.1f} million tokens in windows of {context:,}, {batch:,} a step.",
         "space": " ",  # between sentences
         "order": "From the lowest loss on, {size}: {names}.",
+        "causality": ("run", "loss by", "tokens", "bits per byte", "of the same tokens in one call", "logits before changed tokens"),
+        "ways": {
+            "trainer": "the training's validation",
+            "windows": "whole windows",
+            "prefixes": "prefixes alone",
+            "steps": "single tokens",
+        },
         "curves": "![Bits per byte against tokens, seconds and parameters](images/losses.svg)",
         "one seed": "`{command}`: {cpu}, torch {torch}, {date}.",
         "compared": "`{command}`: the mean of {seeds} seeds ± standard deviation, {cpu}, torch {torch}, {date}.",
@@ -127,6 +134,8 @@ TITLES = {
         "trained": "`{command}`：{card}，torch {torch}，{date}。共 {wan:,.0f} 万 token，窗口 {context:,}，每步 {batch:,}。",
         "space": "",
         "order": "损失由低到高，{size}：{names}。",
+        "causality": ("训练", "评估方式", "token 数", "每字节比特数", "同样的 token 一次算完", "后面 token 改变后，此前 logits 的变化"),
+        "ways": {"trainer": "训练时的验证", "windows": "整个窗口", "prefixes": "只给前缀", "steps": "逐 token"},
         "curves": "![每字节比特数随 token 数、秒数与参数量的变化](images/losses.svg)",
         "one seed": "`{command}`：{cpu}，torch {torch}，{date}。",
         "compared": "`{command}`：{seeds} 个种子的均值 ± 标准差，{cpu}，torch {torch}，{date}。",

@@ -1,4 +1,4 @@
-"""Write the tables of docs/convert.rst from results/convert-CARD.json: ``python -m benchmarks.convert_tables``.
+"""Write the tables of docs/convert.rst and docs/serving.rst from results: ``python -m benchmarks.convert_tables``.
 
 They stand between ``.. from benchmarks/results/FILE.json`` and ``.. end``; without the file there are none.
 """
@@ -15,6 +15,7 @@ from typing import Any
 from linattn.report.words import figure, memory, tokens
 
 PAGE = Path(__file__).parents[1] / "docs" / "convert.rst"
+SERVING = PAGE.parent / "serving.rst"
 MARKED = re.compile(r"(\.\. from (benchmarks/results/[\w-]+\.json)\n).*?(?=^\.\. end$)", re.S | re.M)
 KINDS = ("pure", "uniform", "chosen")
 MORE = ", more text"  # ends the names of rows of a run with more text to draw from
@@ -241,6 +242,17 @@ def second_half(body: dict[str, Any]) -> str:
     return f"In the second half of the second stage the KL falls by {min(falls):.0f} to {max(falls):.0f} %.\n" if falls else ""
 
 
+def pool(body: dict[str, Any]) -> str:
+    """Line for each pool of rows that join and leave, and how it writes its states."""
+    heads = ("mixer", "states written", "tokens/s", "of the fixed batch", "p50 between two", "p99", "p50 at 80 %", "p99 at 80 %")
+    cells = []
+    for row in sorted(body["rows"], key=lambda row: (row["defer"], row["mixer"])):
+        times = [f"{row[name]:.1f} ms" for name in ("p50_ms", "p99_ms", "loaded_p50_ms", "loaded_p99_ms")]
+        how = "deferred" if row["defer"] else "every step"
+        cells.append((row["mixer"], how, f"{row['tokens_per_s'] / 1e3:.1f}k", f"{row['share']:.0%}", *times))
+    return list_table(heads, cells)
+
+
 def stages(body: dict[str, Any]) -> str:
     """KL after equal steps with the first stage and without it."""
     cells = []
@@ -262,6 +274,8 @@ def text(path: str) -> str:
     body = json.loads(file.read_text(encoding="utf-8"))
     if body["schema"] == "linattn.stages":
         return "\n" + stages(body) + "\n"
+    if body["schema"] == "linattn.bench.gpu":
+        return "\n" + pool(body) + "\n"
     run = next(row["run"] for row in body["rows"] if "history" in row)
     facts = f"{body['card']}, torch {run['torch']}, {run.get('date', '')}".rstrip(", ")
     parts = [f"Measured on {facts} (``{run['command']}``, and the commands that stand in the rows).\n", needles(body)]
@@ -281,10 +295,11 @@ def text(path: str) -> str:
     return "\n" + "\n".join(parts) + "\n"
 
 
-def filled() -> str:
-    """The page with its tables."""
-    return MARKED.sub(lambda found: found[1] + text(found[2]), PAGE.read_text(encoding="utf-8"))
+def filled(page: Path | None = None) -> str:
+    """The page, that of conversions by default, with its tables."""
+    return MARKED.sub(lambda found: found[1] + text(found[2]), (PAGE if page is None else page).read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(), encoding="utf-8")
+    for page in (PAGE, SERVING):
+        page.write_text(filled(page), encoding="utf-8")

@@ -34,8 +34,19 @@ def body():
     return {"schema": "linattn.students", "card": "NVIDIA H200", "rows": rows}
 
 
-def test_the_page_shows_what_was_measured():
-    assert convert_tables.PAGE.read_text(encoding="utf-8") == convert_tables.filled(), "run: python -m benchmarks.convert_tables"
+@pytest.mark.parametrize("page", [convert_tables.PAGE, convert_tables.SERVING], ids=lambda page: page.name)
+def test_a_page_shows_what_was_measured(page):
+    assert page.read_text(encoding="utf-8") == convert_tables.filled(page), "run: python -m benchmarks.convert_tables"
+
+
+def test_pools_become_a_table():
+    row = {"mixer": "gla", "defer": True, "tokens_per_s": 92048.0, "share": 1.053, "p50_ms": 2.53, "p99_ms": 5.7}
+    row |= {"loaded_p50_ms": 2.71, "loaded_p99_ms": 5.9}
+    made = convert_tables.pool({"rows": [row, {**row, "defer": False, "share": 0.96}]}).split("   * - ")
+    assert [line.replace("\n     - ", " | ").strip() for line in made[2:]] == [
+        "gla | every step | 92.0k | 96% | 2.5 ms | 5.7 ms | 2.7 ms | 5.9 ms",
+        "gla | deferred | 92.0k | 105% | 2.5 ms | 5.7 ms | 2.7 ms | 5.9 ms",
+    ]
 
 
 def test_students_become_tables(tmp_path, monkeypatch):

@@ -12,7 +12,8 @@ with two more seeds, ``--not-calibrated`` its first stage without calibration, `
 of both stages in the second, ``--longer N`` trains its students of ``--longer-kinds`` on N times the tokens, ``--rates`` tries learning
 rates of its uniform hybrid on a sixth of the tokens. Rows are written as they come; a row that is there is not measured again, a
 conversion that was killed continues, and nothing is begun that would not end within ``--minutes``. Several processes may share a file
-and a folder. ``decode --quiet FILE`` prepares all models and times them when FILE exists, for a card that others use in the meantime.
+and a folder. ``decode --quiet FILE`` decodes once with every model and times them when FILE exists, for a card that others use in
+the meantime.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import gc
 import json
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -184,7 +184,7 @@ def decode(asked: argparse.Namespace, results: Results) -> None:
         for mixer in asked.mixers.split(",")
         for pattern, kind in ((mixer, "pure"), (f"{mixer}*3, softmax", "hybrid"))
     ]
-    ready: dict[str, Any] = {}
+    ready = {}
     for pattern, name in names:
         key = f"decode {asked.device}, {name}"
         if key in results.rows():
@@ -192,21 +192,22 @@ def decode(asked: argparse.Namespace, results: Results) -> None:
         config = config_with(source.model.config, student_layers(source.model, pattern, mixer_options={}))
         with torch.device(asked.device):
             model = LinattnForCausalLM(config).to(precision).eval()
-        deque(measure.started(model, tokens, options), maxlen=0)  # compiles and captures
-        print(f"{key}: ready", flush=True)
-        ready[key] = model
         if asked.quiet is None:
-            times({key: ready.pop(key)}, tokens, asked, options, results)
+            times({key: model}, tokens, options, results)
+        else:
+            measure.decoding(model, tokens, options)  # compiles and captures
+            ready[key] = model
+            print(f"{key}: ready", flush=True)
     while ready and not asked.quiet.exists():
         time.sleep(0.2)
-    times(ready, tokens, asked, options, results)
+    times(ready, tokens, options, results)
 
 
-def times(ready: dict[str, Any], tokens: Sequence[int], asked: argparse.Namespace, options: EvaluateOptions, results: Results) -> None:
-    """Time decoding of models whose steps are compiled, one length after the other: a later stream takes the captured step."""
-    for key, model in ready.items():
+def times(models: dict[str, Any], tokens: Sequence[int], options: EvaluateOptions, results: Results) -> None:
+    """Time one length after another: of two streams at once that have states of one shape, the second takes the first's captured step."""
+    for key, model in models.items():
         rows = measure.decoding(model, tokens, options)
-        results.add({"name": key, "dtype": "bf16" if asked.device == "cuda" else "fp32", "decoding": rows})
+        results.add({"name": key, "dtype": "bf16" if model.dtype == torch.bfloat16 else "fp32", "decoding": rows})
         print(key, [(row["length"], round(row["tokens_per_s"]), row["state_bytes"]) for row in rows], flush=True)
 
 

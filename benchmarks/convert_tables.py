@@ -1,4 +1,4 @@
-"""Write the tables of docs/convert.rst from results/convert-CARD.json: ``python -m benchmarks.convert_tables``.
+"""Write the tables of docs/convert.rst and docs/serving.rst from results: ``python -m benchmarks.convert_tables``.
 
 They stand between ``.. from benchmarks/results/FILE.json`` and ``.. end``; without the file there are none.
 """
@@ -15,8 +15,10 @@ from typing import Any
 from linattn.report.words import figure, memory, tokens
 
 PAGE = Path(__file__).parents[1] / "docs" / "convert.rst"
+SERVING = PAGE.parent / "serving.rst"
 MARKED = re.compile(r"(\.\. from (benchmarks/results/[\w-]+\.json)\n).*?(?=^\.\. end$)", re.S | re.M)
 KINDS = ("pure", "uniform", "chosen")
+MORE = ", more text"  # ends the names of rows of a run with more text to draw from
 Row = dict[str, Any]
 
 
@@ -49,17 +51,17 @@ def students(body: dict[str, Any]) -> str:
     for kind in KINDS:
         for name, row in rows.items():
             mixer, _, which = name.partition(" ")
-            if which in (kind, f"{kind}, longer") and "evaluation" in row:
-                cells.append(_line(f"{mixer}, {which}", row, teacher, rows, mixer))
+            if which in (kind, f"{kind}, longer", kind + MORE) and "evaluation" in row:
+                cells.append(_line(f"{mixer}, {which}", row, teacher, rows, _first(name)))
     return list_table(heads, cells)
 
 
-def _line(title: str, row: Row, teacher: Row, rows: dict[str, Row], mixer: str) -> list[str]:
+def _line(title: str, row: Row, teacher: Row, rows: dict[str, Row], first: str) -> list[str]:
     found, best = row["evaluation"], teacher["evaluation"]["bits_per_byte"]
     if row is teacher:
         line = [title, "all", "", f"{best:.3f}", "", "", ""]
     else:
-        spent = [rows[f"{mixer} stage 1"]["options"]["tokens1"], row["options"]["tokens2"]]
+        spent = [rows[first]["options"]["tokens1"], row["options"]["tokens2"]]
         over = 100 * (found["bits_per_byte"] / best - 1)
         line = [title, ", ".join(map(str, row["kept"])) or "none", " + ".join(f"{n / 1e6:g}M" for n in spent)]
         line += [f"{found['bits_per_byte']:.3f}", f"{over:.1f} %", f"{found['kl']:.3f}", f"{100 * found['top1']:.1f} %"]
@@ -73,13 +75,14 @@ def decoding(body: dict[str, Any]) -> str:
     devices = [device for device in ("cuda", "cpu") if any(name.startswith(f"decode {device}, ") for name in rows)]
     heads, cells = ["student"], [[name] for name in names]
     for device in devices:
-        lengths = next([one["length"] for one in row["decoding"]] for name, row in rows.items() if name.startswith(f"decode {device}, "))
+        measured = {
+            name: {one["length"]: one for one in rows.get(f"decode {device}, {name}", {"decoding": []})["decoding"]} for name in names
+        }
         title = {"cuda": "GPU", "cpu": "CPU"}[device]
-        for i, length in enumerate(lengths):
+        for length in sorted({length for found in measured.values() for length in found}):
             heads += [f"state at {tokens(length)}"] * (device == devices[0]) + [f"tokens/s on the {title} at {tokens(length)}"]
             for line, name in zip(cells, names, strict=True):
-                row = rows.get(f"decode {device}, {name}")
-                one = None if row is None else row["decoding"][i]
+                one = measured[name].get(length)
                 line += [memory(one["state_bytes"]) if one else ""] * (device == devices[0]) + [figure(one["tokens_per_s"]) if one else ""]
     return list_table(heads, cells) if names else ""
 
@@ -94,13 +97,12 @@ def first_stage(body: dict[str, Any]) -> str:
     """Line for each mixer: the student as copied, calibrated, and after the first stage."""
     cells = []
     for name, row in _by_name(body).items():
-        mixer, _, which = name.partition(" ")
-        if which == "stage 1":
+        if name.partition(" ")[2] in ("stage 1", "stage 1" + MORE):
             begun = {str(record["stage"]): record for record in row["history"] if record["tokens"] == 0}
             last, best = row["history"][-1], row["teacher_bits_per_byte"]
             kls = [f"{begun[stage]['kl']:.2f}" if stage in begun else "" for stage in ("copy", "calibrate")]
             over = f"{100 * (last['bits_per_byte'] / best - 1):.1f} %"
-            cells.append([mixer, f"{last['tokens']:,}", *kls, *_figures(last), over, f"{row['seconds']:.0f}"])
+            cells.append([name.replace(" stage 1", ""), f"{last['tokens']:,}", *kls, *_figures(last), over, f"{row['seconds']:.0f}"])
     heads = (
         "mixer of every layer",
         "tokens",
@@ -164,35 +166,91 @@ def without_first(body: dict[str, Any]) -> str:
     return list_table(("student", "tokens", "KL", "top-1", "bits per byte"), cells) if cells else ""
 
 
+def _mean_needle(row: Row) -> float:
+    return statistics.mean(_needles(row).values())
+
+
+def _mixers_with_seeds(rows: dict[str, Row]) -> list[str]:
+    return list(dict.fromkeys(name.partition(" ")[0] for name in rows if ", seed " in name and not name.endswith(MORE)))
+
+
+def _seeds(rows: dict[str, Row], mixer: str) -> list[str]:
+    """Ends of the names of the seeds for which both kinds of hybrids were measured."""
+    return [n for n in ("", ", seed 1", ", seed 2") if all(f"{mixer} {kind}{n}" in rows for kind in ("uniform", "chosen"))]
+
+
 def seeds(body: dict[str, Any]) -> str:
     """Needles and KL of uniform and chosen layers over seeds."""
     rows, cells = _by_name(body), []
-    for mixer in dict.fromkeys(name.partition(" ")[0] for name in rows if ", seed " in name):
+    for mixer in _mixers_with_seeds(rows):
         for kind in ("uniform", "chosen"):
             found = [rows[name] for n in ("", ", seed 1", ", seed 2") if (name := f"{mixer} {kind}{n}") in rows]
-            if not found:
-                continue
-            needles = [statistics.mean(_needles(row).values()) for row in found]
-            cells.append([f"{mixer}, {kind}", str(len(found)), " · ".join(f"{row['evaluation']['kl']:.3f}" for row in found),
-                          " · ".join(f"{100 * right:.0f} %" for right in needles)])  # fmt: skip
+            if found:
+                cells.append([f"{mixer}, {kind}", str(len(found)), " · ".join(f"{row['evaluation']['kl']:.3f}" for row in found),
+                              " · ".join(f"{100 * _mean_needle(row):.1f} %" for row in found)])  # fmt: skip
     return list_table(("student", "seeds", "KL", "needles, mean over lengths"), cells) if cells else ""
 
 
 def aims(body: dict[str, Any]) -> str:
-    """Best hybrid and best pure student beside what was aimed at."""
+    """What was aimed at, how many students reach it, and the best."""
     rows = _by_name(body)
     best = rows["teacher"]["evaluation"]["bits_per_byte"]
-    over: dict[str, list[tuple[float, float, str]]] = {"hybrid": [], "pure": []}
-    for name, row in rows.items():
-        if name.partition(",")[0].endswith(KINDS) and "evaluation" in row:
-            kind = "hybrid" if row["kept"] else "pure"
-            over[kind].append((100 * (row["evaluation"]["bits_per_byte"] / best - 1), 100 * row["evaluation"]["top1"], name))
-    said = []
-    for kind, wanted in (("hybrid", "3 % and 90 %"), ("pure", "8 %")):
-        if over[kind]:
-            more, top, name = min(over[kind])
-            said.append(f"Best {kind}: {name}, {more:.1f} % more bits per byte than the teacher, top-1 {top:.1f} % (aim: {wanted}).")
-    return "\n".join(said) + "\n" if said else ""
+    given = [(name, row) for name, row in rows.items() if "evaluation" in row and name.removesuffix(MORE).endswith(KINDS)]
+    hybrid, pure = [x for x in given if x[1]["kept"]], [x for x in given if not x[1]["kept"]]
+
+    def over(row: Row) -> float:
+        return 100 * (float(row["evaluation"]["bits_per_byte"]) / best - 1)
+
+    cells = []
+    for kind, found, most in (("a hybrid", hybrid, 3), ("a pure student", pure, 8)):
+        if found:
+            name, row = min(found, key=lambda x: over(x[1]))
+            reach = f"{sum(over(row) <= most for _, row in found)} of {len(found)}"
+            cells.append((f"{kind} at most {most} % more bits per byte than the teacher", reach, f"{over(row):.1f} % ({name})"))
+    if hybrid:
+        name, row = max(hybrid, key=lambda x: x[1]["evaluation"]["top1"])
+        reach = f"{sum(row['evaluation']['top1'] >= 0.9 for _, row in hybrid)} of {len(hybrid)}"
+        cells.append(("a hybrid with 90 % top-1 agreement", reach, f"{100 * row['evaluation']['top1']:.1f} % ({name})"))
+    for mixer in _mixers_with_seeds(rows):
+        pairs = [(_mean_needle(rows[f"{mixer} chosen{n}"]), _mean_needle(rows[f"{mixer} uniform{n}"])) for n in _seeds(rows, mixer)]
+        if pairs:
+            gains = " · ".join(f"{100 * (chosen - uniform):+.1f}" for chosen, uniform in pairs)
+            reach = f"{sum(chosen > uniform for chosen, uniform in pairs)} of {len(pairs)} seeds"
+            cells.append((f"more needles with chosen than with uniform layers, {mixer}", reach, f"{gains} percentage points"))
+    if given:
+        if not any(name.endswith(", not calibrated") for name in rows):
+            cells.append(("with calibration the same KL in a third of the tokens", "not measured", ""))
+        slowest, name = max((row["seconds"] + rows[_first(name)]["seconds"], name) for name, row in given)
+        cells.append(("at most 30 minutes a student", f"{len(given)} of {len(given)}" if slowest <= 1800 else "not all",
+                      f"at most {slowest / 60:.1f} minutes beside others on the card ({name})"))  # fmt: skip
+    return list_table(("aim", "reached by", "best, or by seed"), cells) if cells else ""
+
+
+def _first(name: str) -> str:
+    """Name of the first stage of the student ``name``."""
+    return f"{name.partition(' ')[0]} stage 1{MORE if name.endswith(MORE) else ''}"
+
+
+def second_half(body: dict[str, Any]) -> str:
+    """How much the KL falls in the second half of the second stage."""
+    falls = []
+    for name, row in _by_name(body).items():
+        if "evaluation" in row and name.removesuffix(MORE).endswith(KINDS):
+            validated = [record["kl"] for record in row["history"] if record["stage"] == 2]
+            if len(validated) == 2:
+                falls.append(100 * (1 - validated[1] / validated[0]))
+    return f"In the second half of the second stage the KL falls by {min(falls):.0f} to {max(falls):.0f} %.\n" if falls else ""
+
+
+def pool(body: dict[str, Any]) -> str:
+    """Line for each pool of rows that join and leave, and how it writes its states."""
+    heads = ("mixer", "states written", "tokens/s", "of the fixed batch", "p50 between two", "p99", "p50 at 80 %", "p99 at 80 %")
+    cells = []
+    for row in sorted(body["rows"], key=lambda row: (row["defer"], row["mixer"])):
+        times = [f"{row[name]:.1f} ms" for name in ("p50_ms", "p99_ms", "loaded_p50_ms", "loaded_p99_ms")]
+        how = "deferred" if row["defer"] else "every step"
+        cells.append((row["mixer"], how, f"{row['tokens_per_s'] / 1e3:.1f}k", f"{row['share']:.0%}", *times))
+    return list_table(heads, cells)
 
 
 def stages(body: dict[str, Any]) -> str:
@@ -216,10 +274,12 @@ def text(path: str) -> str:
     body = json.loads(file.read_text(encoding="utf-8"))
     if body["schema"] == "linattn.stages":
         return "\n" + stages(body) + "\n"
+    if body["schema"] == "linattn.bench.gpu":
+        return "\n" + pool(body) + "\n"
     run = next(row["run"] for row in body["rows"] if "history" in row)
     facts = f"{body['card']}, torch {run['torch']}, {run.get('date', '')}".rstrip(", ")
-    parts = [f"Measured on {facts} (``{run['command']}``).\n"]
-    parts += [needles(body), aims(body)]
+    parts = [f"Measured on {facts} (``{run['command']}``, and the commands that stand in the rows).\n", needles(body)]
+    parts += ["Aims:\n", aims(body), second_half(body)] if aims(body) else []
     if not students(body):
         parts.append("No second stage has come to its end yet: needles of students, layers chosen by KL and seeds were not measured.\n")
     for title, part in (
@@ -235,10 +295,11 @@ def text(path: str) -> str:
     return "\n" + "\n".join(parts) + "\n"
 
 
-def filled() -> str:
-    """The page with its tables."""
-    return MARKED.sub(lambda found: found[1] + text(found[2]), PAGE.read_text(encoding="utf-8"))
+def filled(page: Path | None = None) -> str:
+    """The page, that of conversions by default, with its tables."""
+    return MARKED.sub(lambda found: found[1] + text(found[2]), (PAGE if page is None else page).read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(), encoding="utf-8")
+    for page in (PAGE, SERVING):
+        page.write_text(filled(page), encoding="utf-8")

@@ -140,6 +140,17 @@ def losses(body: dict, words: dict) -> str:
     return "\n\n".join([words["trained"].format(**facts), f"{markdown(titles, lines)}\n{ordered}", words["curves"]]) + "\n"
 
 
+def causality(body: dict, words: dict) -> str:
+    """Line for each way to evaluate the weights of a run."""
+    lines = []
+    for r in body["rows"]:
+        way = words["ways"][r["way"]] + (f", {r['backend']}, {r['dtype']}" if "backend" in r else "")
+        beside, changed = (write.format(r[key]) if key in r else "–" for key, write in (("whole", "{:.4f}"), ("changed", "{:.1g}")))
+        lines.append((r["run_folder"], way, f"{r['tokens']:,}" if "tokens" in r else "–", f"{r['bits_per_byte']:.4f}", beside, changed))
+    run = body["runs"][-1]
+    return words["run"].format(**run) + "\n\n" + markdown(words["causality"], lines)
+
+
 def _one_seed(body: dict, words: dict) -> str:
     facts = {**body["machines"][0], "cpu": body["machines"][0]["accelerator"], "command": body["command"], "date": body["created"][:10]}
     return words["one seed"].format(**facts) + "\n\n"

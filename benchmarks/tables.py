@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from benchmarks import limits
-from benchmarks.study_tables import compared, losses, reproduced
+from benchmarks.study_tables import causality, compared, losses, reproduced
 from benchmarks.titles import TITLES, markdown
 from linattn.bench.gpu.cases import DECODE, DECODE_SHAPES, FAMILIES, FIRST, GRAPHED, PASSES, SHAPES, START_SHAPE, STEPS, Case, Shape
 
@@ -283,6 +283,16 @@ def compilers(body: dict, words: dict) -> str:
     return markdown((*words["compilers"], *ways), ((*name, *cells) for name, cells in shown.items()))
 
 
+def kernels(body: dict, words: dict) -> str:
+    """Line for each recurrence and shape: the sum of its kernels with each backward pass, one figure a turn."""
+    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for row in body["rows"]:
+        told = found.setdefault((row["family"], row["shape"]), {})
+        told.setdefault(body["runs"][row["run"]]["backward"], []).append(f"{row['us']:,.0f}")
+    ways = ("two kernels", "one kernel")
+    return markdown(words["kernels"], ((*case, *(" · ".join(told[way]) for way in ways)) for case, told in found.items()))
+
+
 def table(file: str, suite: str, card: str, words: dict) -> str:
     """Table of the results in ``file``."""
     path = ROOT / file
@@ -297,12 +307,14 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
         "decode": decode,
         "front": summary,
         "losses": losses,
+        "causality": causality,
         "parallel": parallel,
         "sharded": sharded,
         "quantised": quantised,
         "speculate": speculated,
         "quality": quality,
         "compilers": compilers,
+        "kernels": kernels,
     }
     on_cpu = {"train": trained_on_cpu, "ops": cpu, "decode": decode_on_cpu}
     make = (suites | on_cpu if card == "cpu" else suites).get(suite, gpu)

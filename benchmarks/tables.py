@@ -283,6 +283,18 @@ def compilers(body: dict, words: dict) -> str:
     return markdown((*words["compilers"], *ways), ((*name, *cells) for name, cells in shown.items()))
 
 
+def trainer(body: dict, words: dict) -> str:
+    """Line for each model: tokens per second of ``linattn bench train`` and of ``linattn train``, and their ratio."""
+    found: dict[str, dict[bool, dict]] = {}
+    for row in body["rows"]:
+        found.setdefault(row["model"], {})[row["program"].startswith("linattn train")] = row
+    lines = []
+    for name, both in found.items():
+        bench, train = (both[own]["tokens_per_second"] for own in (False, True))
+        lines.append((name, f"{bench:,.0f}", f"{train:,.0f}", f"{train / bench:.1%}"))
+    return markdown(words["trainer"], lines)
+
+
 def kernels(body: dict, words: dict) -> str:
     """Line for each recurrence and shape: the sum of its kernels with each backward pass, one figure a turn."""
     found: dict[tuple[str, str], dict[str, list[str]]] = {}
@@ -315,6 +327,7 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
         "quality": quality,
         "compilers": compilers,
         "kernels": kernels,
+        "trainer": trainer,
     }
     on_cpu = {"train": trained_on_cpu, "ops": cpu, "decode": decode_on_cpu}
     make = (suites | on_cpu if card == "cpu" else suites).get(suite, gpu)

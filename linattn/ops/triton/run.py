@@ -1,138 +1,30 @@
-"""Call of the recurrence on a GPU: its arguments, its plan, and the launches of its kernels."""
+"""Launches of the kernels of a call of the recurrence on a GPU."""
 
 from __future__ import annotations
 
-from copy import copy
 from functools import partial
 from typing import Any
 
 import torch
-import triton.language as tl
 from torch import Tensor
 
-from linattn.ops import gpu
 from linattn.ops.triton import gradients as gradients_kernel
 from linattn.ops.triton import hopper, state_fold, state_scan, table
 from linattn.ops.triton import prepare as prepare_kernel
 from linattn.ops.triton import unsettled as unsettled_kernel
-from linattn.ops.triton.arguments import Arguments, Gradients, strides
+from linattn.ops.triton.arguments import Gradients, strides
+from linattn.ops.triton.call import Call
 from linattn.ops.triton.fitting import Tiles
 from linattn.ops.triton.hopper import choice
-from linattn.ops.triton.launch import Recorder, Tensors
-from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, HEAD, NONE, PLAIN, Family, plan, power_of_two, precision
+from linattn.ops.triton.launch import Tensors
+from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, HEAD, NONE, PLAIN, power_of_two
 
 REGISTERS = 65536  # registers of a multiprocessor
 MOST = 65535  # most programs along the second dimension of a grid
 
 
-class Run:
-    """The kernels of one call and their common arguments."""
-
-    def __init__(self, recorder: Recorder, given: Arguments, scale: float) -> None:
-        q, k, v, decay, beta, read, write, bonus, _, cu = given
-        self.q, self.k, self.v, self.decay, self.beta, self.read, self.write = q, k, v, decay, beta, read, write
-        self.recorder, self.bonus, self.cu, self.card = recorder, bonus, cu, gpu.card(v.device)
-        self.least = table.NARROWEST if v.dtype == torch.bfloat16 else 16  # channels of a block
-        self.fast = False  # True if the kernels for Hopper run
-        self.turned = False
-        self.batch, self.tokens, self.heads, self.size_v = v.shape
-        self.size_k = k.shape[3]
-        self.group = self.heads // k.shape[2]
-        rank = NONE if decay is None else HEAD if decay.ndim == 3 else CHANNEL
-        rule = DELTA if beta is not None else ERASE if read is not None else PLAIN
-        self.family = Family(rank, rule, bonus is not None, v.dtype == torch.bfloat16)
-        self.sequences = self.batch if cu is None else cu.shape[0] - 1
-        self.plan = plan(self.family, self.batch, self.tokens, self.heads, (self.size_k, self.size_v), self.sequences, cu is not None)
-        self.dtype = torch.bfloat16 if self.family.half else torch.float32  # dtype of the operands of products
-        self.numbers = (self.sequences, self.tokens, self.heads, self.group, scale)
-        self.constants = dict(
-            K=self.size_k, C=self.plan.chunk, DECAY=rank, RULE=rule, BEFORE=self.family.before, PACKED=cu is not None,
-            BITS=17 if v.dtype != torch.float32 else 40, PRECISION=precision(v.dtype, rule),
-            kind=tl.bfloat16 if self.family.half else tl.float32,
-        )  # fmt: skip
-        self.p: Tensor | None = None  # written by prepare.py if the family needs them
-        self.p_write: Tensor | None = None
-        self.b: Tensor | None = None
-        self.t: Tensor | None = None
-        self.w: Tensor | None = None
-        self.q_faded: Tensor | None = None
-        self.k_faded: Tensor | None = None
-        self.write_faded: Tensor | None = None
-        self.fade: Tensor | None = None
-
-    @property
-    def exchanges(self) -> bool:
-        """True if the recurrence itself, exchanged or reversed, gives the gradients of q, k and v, so that no states are saved."""
-        plain = self.family.rule == PLAIN and self.family.decay != CHANNEL and not self.family.before
-        return plain and self.group == 1 and self.size_v <= (hopper.WIDEST if self.fast else 256)
-
-    @property
-    def rowwise(self) -> bool:
-        """True if the parts of a chunk that do not depend on the state lie in rows, one a token."""
-        return self.fast and self.family.rule == DELTA and self.family.decay != CHANNEL
-
-    @property
-    def in_place(self) -> bool:
-        """True if the kernels of the backward pass read a chunk's values and parts before they write its gradients of q and k there."""
-        return self.rowwise and self.size_v <= hopper.WIDEST
-
-    @property
-    def fusible(self) -> bool:
-        """True if there is a kernel that scans the state's cotangent and computes the gradients, so that no cotangents are stored."""
-        plain = self.fast and self.family.rule == PLAIN and self.family.decay == HEAD and not self.family.before
-        return (plain or self.rowwise) and self.size_k == self.size_v == hopper.WIDEST
-
-    def fuses(self, ddecay: bool) -> bool:
-        """True if that kernel runs; for the plain rule only with the decay's gradient, without which the scans themselves are faster."""
-        return self.fusible and (ddecay or self.rowwise) and self.separate(ddecay) is None
-
-    def separate(self, ddecay: bool) -> str | None:
-        """Reason why two kernels run in place of that one, or None."""
-        if self.rowwise and ddecay and self.decay is not None and self.decay.stride(1) == 0:
-            return "a constant decay's gradient, a sum over tokens that cancels, would be too coarse"
-        return choice.idle(self.v.device, self.plan.segments * self.heads)
-
-    @property
-    def aligned(self) -> bool:
-        """True if a chunk's state lies in the rows of its tokens in two tensors, into which it fits if every chunk is whole."""
-        return self.rowwise and self.cu is None and self.tokens % self.plan.chunk == 0
-
-    @property
-    def narrowest(self) -> int:
-        """Least channels of a block; on Hopper Triton miscompiles narrow blocks of bfloat16, see table.py."""
-        return min(32, self.least) if self.card.capability[0] in (8, 12) else self.least
-
-    @property
-    def own(self) -> tuple[int, int, int]:
-        return self.batch, self.tokens, self.heads
-
-    @property
-    def state(self) -> tuple[int, int, int]:
-        return self.heads, self.size_k, self.size_v
-
-    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        return self.recorder.empty(*shape, dtype=dtype or self.dtype)
-
-    def _in_blocks(self, c: table.Config) -> dict[str, int]:
-        """Options of a scan's launch."""
-        return dict(BV=min(c.bv, power_of_two(self.size_v, self.least)), num_warps=c.warps, num_stages=c.stages)
-
-    def choose(self, *others: Tensor) -> None:
-        """True if the kernels for Hopper run: they must support all tensors that they read and write, ``others`` included."""
-        write = self.write if self.family.decay != CHANNEL else None  # else it has been prepared
-        self.fast = self.plan.chunk == hopper.CHUNK and hopper.fits((self.size_k, self.size_v), self.q, self.k, self.v, write, *others)
-
-    def exchanged(self, do: Tensor) -> Run:
-        """Recurrence with keys and values exchanged and ``do`` as queries; its states are the transposed states of this one.
-
-        Without erasure its output is the gradient of q and, run backwards, that of k.
-        """
-        other = copy(self)
-        other.q, other.k, other.v = do, self.v, self.k
-        other.size_k, other.size_v = self.size_v, self.size_k
-        other.constants = {**self.constants, "K": self.size_v}
-        other.turned = True
-        return other
+class Run(Call):
+    """The kernels of a call, each with its launch."""
 
     def prepare(self, spare: Tensor | None = None) -> None:
         """Compute the parts of the chunks that do not depend on the state: see prepare.py.
@@ -243,6 +135,10 @@ class Run:
             V=self.size_v, BK=power_of_two(self.size_k, self.least), LOCAL=local, START=ends is not None, TURNED=self.turned,
             EVERY=every, **options, **self.constants,
         )  # fmt: skip
+
+    def _in_blocks(self, c: table.Config) -> dict[str, int]:
+        """Options of a scan's launch."""
+        return dict(BV=min(c.bv, power_of_two(self.size_v, self.least)), num_warps=c.warps, num_stages=c.stages)
 
     def _blocks(self, columns: int, transition: Tensor | None = None) -> int:
         """Number of programs that share the columns of a state, and of the transition if there is one."""

@@ -50,7 +50,7 @@ def run(
     with on_device(like.device):
         if INTERPRETED:
             return body(Recorder(like, tensors, pauses), *tensors, *options)
-        make_room()
+        set_allocator()
         if replay_refusal(like.device) is not None:
             return body(Recorder(like, tensors, pauses), *tensors, *options)
         if _watched(knobs.runtime.launch_enter_hook) or _watched(knobs.runtime.launch_exit_hook):
@@ -98,7 +98,7 @@ def off(device: torch.device) -> list[str]:
     return [] if reason is None else [f"replayed launches: off, because {reason}"]
 
 
-def make_room() -> None:
+def set_allocator() -> None:
     """Set the allocator for kernels that make descriptors, those for Hopper, unless one is set in this thread."""
     try:
         from triton.runtime._allocation import NullAllocator, _allocator

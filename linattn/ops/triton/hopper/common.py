@@ -110,3 +110,19 @@ def give_back(bar, pred=True):
     """
     fence_async_shared()
     mbarrier.arrive(bar, count=1, pred=pred)
+
+
+@gluon.jit
+def initial_state(start, channels, columns, width, TURNED: gl.constexpr, K: gl.constexpr):
+    """Sᵀ [M, K] in accumulators from [K, width] at ``start``, ``TURNED`` from [width, K]; 0 if there is no ``start``."""
+    if start is None:
+        return gl.zeros([M, K], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, K, 16]))
+    else:
+        return gl.load(start + (channels[None, :] + columns[:, None] * K if TURNED else channels[None, :] * width + columns[:, None]))
+
+
+@gluon.jit
+def final_state(end, s, channels, columns, width):
+    """Store Sᵀ [M, K] as [K, width] at ``end``."""
+    width = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [width], gl.int32, False, 1)  # addresses anew, or they spill
+    gl.store(end + channels[None, :] * width + columns[:, None], s)

@@ -12,8 +12,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
-from linattn.ops.triton.hopper.common import M, away_from_zero, give_back, weight
-from linattn.ops.triton.hopper.fused_parts import over_states, over_values
+from linattn.ops.triton.hopper.common import M, away_from_zero, final_state, give_back, weight
+from linattn.ops.triton.hopper.fused_parts import ALONG_K, LEFT_OF_C, LEFT_OF_K, ROWS, SQUARE, TOKENS, over_states, over_values
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.operands import C, in_blocks
 from linattn.ops.triton.tiles import HEAD
@@ -41,22 +41,16 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, strengths, results, 
     """Scan the cotangent of half of the values, and compute one matrix of pairs and the gradients of half of the channels."""
     K: gl.constexpr = shape.K
     SUMS: gl.constexpr = shape.SUMS
-    square: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])  # [M or C, C or M]
-    along_k: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, K, 16])
-    left_of_c: gl.constexpr = gl.DotOperandLayout(0, square, 2)
-    left_of_k: gl.constexpr = gl.DotOperandLayout(0, along_k, 2)
-    rows: gl.constexpr = gl.SliceLayout(1, square)
-    tokens: gl.constexpr = gl.SliceLayout(0, square)
     start, end, finishes, V = ends
-    nothing = gl.zeros([C, C], gl.float32, square)
-    token = gl.arange(0, C, rows)[:, None]
-    other = gl.arange(0, C, tokens)[None, :]
-    channels = gl.arange(0, K, gl.SliceLayout(0, along_k))
-    columns = part * M + gl.arange(0, M, gl.SliceLayout(1, along_k))
+    nothing = gl.zeros([C, C], gl.float32, SQUARE)
+    token = gl.arange(0, C, ROWS)[:, None]
+    other = gl.arange(0, C, TOKENS)[None, :]
+    channels = gl.arange(0, K, gl.SliceLayout(0, ALONG_K))
+    columns = part * M + gl.arange(0, M, gl.SliceLayout(1, ALONG_K))
     if start is not None:
         s = gl.load(start + channels[None, :] * V + columns[:, None])
     else:
-        s = gl.zeros([M, K], gl.float32, along_k)
+        s = gl.zeros([M, K], gl.float32, ALONG_K)
 
     for i in range(here.count):
         chunk = here.count - 1 - i
@@ -65,34 +59,34 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, strengths, results, 
         zero = chunk >> 30  # recomputed in each step, so that what follows from it does not stay in registers
         q, k = tiles.q.index(at), tiles.k.index(at)
         if part:  # loaded long before it is used
-            row = chunk * C + gl.arange(0, C, rows)
+            row = chunk * C + gl.arange(0, C, ROWS)
             b = gl.load(strengths.base + row.to(gl.int64) * strengths.token, mask=row < here.rows, other=1.0)
 
         # The cotangents of the values, and of the state before the chunk.
         mbarrier.wait(bars.pair_full.index(at), i // 2 & 1)
         rounded = s.to(gl.bfloat16)
-        dv = warpgroup_mma(gl.convert_layout(rounded, left_of_c), k.permute((1, 0)), nothing, use_acc=False, is_async=True)
+        dv = warpgroup_mma(gl.convert_layout(rounded, LEFT_OF_C), k.permute((1, 0)), nothing, use_acc=False, is_async=True)
         mbarrier.wait(bars.used.index(0), phase ^ 1)
         tiles.ds.index(zero + part).permute((1, 0)).store(rounded)
         mbarrier.wait(bars.value_full.index(0), phase)
         if SUMS:  # of the state that passes the whole chunk
-            passing = gl.sum(s * tiles.s.index(zero + part).permute((1, 0)).load(along_k).to(gl.float32), 1)
-        do = tiles.do.index(zero + part).permute((1, 0)).load(square)
+            passing = gl.sum(s * tiles.s.index(zero + part).permute((1, 0)).load(ALONG_K).to(gl.float32), 1)
+        do = tiles.do.index(zero + part).permute((1, 0)).load(SQUARE)
         reads = do
         dv = warpgroup_mma_wait(0, deps=[dv])
         if shape.DECAY == HEAD:
             mbarrier.wait(bars.decay_full.index(at), i // 2 & 1)
-            dv = dv * weights.to_end.index(at).load(tokens)[None, :]
-            reads = (do.to(gl.float32) * (weights.to_here.index(at).load(tokens) * scale)[None, :]).to(gl.bfloat16)
-            s = s * weights.fade.index(at).load(gl.SliceLayout(0, along_k))[None, :]
+            dv = dv * weights.to_end.index(at).load(TOKENS)[None, :]
+            reads = (do.to(gl.float32) * (weights.to_here.index(at).load(TOKENS) * scale)[None, :]).to(gl.bfloat16)
+            s = s * weights.fade.index(at).load(gl.SliceLayout(0, ALONG_K))[None, :]
         else:
             reads = (do.to(gl.float32) * scale).to(gl.bfloat16)
         mbarrier.wait(bars.square_full.index(0), phase)
-        dv = warpgroup_mma(gl.convert_layout(do, left_of_c), tiles.p.index(zero), dv, is_async=True)
+        dv = warpgroup_mma(gl.convert_layout(do, LEFT_OF_C), tiles.p.index(zero), dv, is_async=True)
         dv = warpgroup_mma_wait(0, deps=[dv])
-        written = gl.convert_layout(dv.to(gl.bfloat16), left_of_c)
+        written = gl.convert_layout(dv.to(gl.bfloat16), LEFT_OF_C)
         dv = warpgroup_mma(written, tiles.b.index(zero), nothing, use_acc=False, is_async=True)
-        s = warpgroup_mma(gl.convert_layout(reads, left_of_k), q, s, is_async=True)
+        s = warpgroup_mma(gl.convert_layout(reads, LEFT_OF_K), q, s, is_async=True)
         dv = warpgroup_mma_wait(1, deps=[dv])
         mbarrier.arrive(bars.square_empty.index(0), count=1)
         tma.store_wait(0)
@@ -103,8 +97,8 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, strengths, results, 
         tma.store(sources.dv, [chunk * C, part * M], tiles.dv.index(zero + part))
         back = -dv
         if shape.DECAY == HEAD:
-            back = back * weights.to_here.index(at).load(tokens)[None, :]
-        s = warpgroup_mma(gl.convert_layout(back.to(gl.bfloat16), left_of_k), k, s, is_async=True)
+            back = back * weights.to_here.index(at).load(TOKENS)[None, :]
+        s = warpgroup_mma(gl.convert_layout(back.to(gl.bfloat16), LEFT_OF_K), k, s, is_async=True)
 
         # Pairs of tokens.
         mbarrier.wait(bars.scanned.index(0), phase)
@@ -114,7 +108,7 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, strengths, results, 
         if part:
             save_strengths(pairs, b, strengths, here, row, token, other)
         if shape.DECAY == HEAD:
-            steps = weights.steps.index(at).load(rows)[:, None] - weights.steps.index(at).load(tokens)[None, :]
+            steps = weights.steps.index(at).load(ROWS)[:, None] - weights.steps.index(at).load(TOKENS)[None, :]
             pairs = pairs * weight(steps, shape.BITS)
         if part:
             pairs = gl.where(token > other, -pairs, 0.0)
@@ -134,8 +128,8 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, strengths, results, 
         dq, dr, dk = warpgroup_mma_wait(0, deps=[dq, dr, dk])
         mbarrier.arrive(bars.value_empty.index(0), count=1)
         if shape.DECAY == HEAD:
-            from_start = weights.to_here.index(at).load(rows)[:, None]
-            to_end = weights.to_end.index(at).load(rows)[:, None]
+            from_start = weights.to_here.index(at).load(ROWS)[:, None]
+            to_end = weights.to_end.index(at).load(ROWS)[:, None]
             give_back(bars.decay_empty.index(at))
             dq = dq * (from_start * scale)
             dr = dr * -from_start
@@ -146,22 +140,22 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, strengths, results, 
         q_half, k_half = in_blocks(q, C, K).index(part), in_blocks(k, C, K).index(part)
         g, n = tiles.pairs.index(zero), tiles.pairs.index(zero + 1)
         if SUMS:  # of reads across each token: Σ q dq + k dr, of writes behind it: Σ k (Gᵀ Q + Nᵀ K) and, past the chunk, Σ k dk
-            sending = gl.sum(k_half.load(square).to(gl.float32) * dk, 1)
+            sending = gl.sum(k_half.load(SQUARE).to(gl.float32) * dk, 1)
             mbarrier.wait(bars.paired.index(0), phase)
             dr = warpgroup_mma(n, k_half, dr, is_async=True)
             dr = warpgroup_mma_wait(0, deps=[dr])
             dk = dk + dr
-            crossing = gl.sum(k_half.load(square).to(gl.float32) * dr, 1)
+            crossing = gl.sum(k_half.load(SQUARE).to(gl.float32) * dr, 1)
             dq = warpgroup_mma(g, k_half, dq, is_async=True)
             inner = warpgroup_mma(g.permute((1, 0)), q_half, nothing, use_acc=False, is_async=True)
             inner = warpgroup_mma(n.permute((1, 0)), k_half, inner, is_async=True)
             dq, inner = warpgroup_mma_wait(0, deps=[dq, inner])
             mbarrier.arrive(bars.used.index(0), count=1)
-            own = results.index(2).load(rows)[:, None]
-            keys = k_half.load(square).to(gl.float32)
+            own = results.index(2).load(ROWS)[:, None]
+            keys = k_half.load(SQUARE).to(gl.float32)
             crossing -= gl.sum(keys * inner, 1)
             dk = dk + inner
-            queries = q_half.load(square).to(gl.float32)
+            queries = q_half.load(SQUARE).to(gl.float32)
             crossing += gl.sum(queries * dq, 1)
             dk = dk + own * queries
             dq = dq + own * keys
@@ -187,5 +181,4 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, strengths, results, 
 
     tma.store_wait(0)
     if finishes and end is not None:
-        V = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [V], gl.int32, False, 1)  # addresses anew, or they spill
-        gl.store(end + channels[None, :] * V + columns[:, None], s)
+        final_state(end, s, channels, columns, V)

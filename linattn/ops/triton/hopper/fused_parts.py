@@ -11,7 +11,15 @@ from linattn.ops.triton.hopper import tma
 from linattn.ops.triton.hopper.common import M, add, give_back, weight, whole
 from linattn.ops.triton.hopper.names import mbarrier, warpgroup_mma
 from linattn.ops.triton.hopper.operands import C, in_rows
+from linattn.ops.triton.hopper.sizes import WIDEST
 from linattn.ops.triton.tiles import HEAD, LOG2E
+
+SQUARE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))  # [M or C, C or M] in accumulators
+ALONG_K = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDEST, 16]))  # [M, K]
+LEFT_OF_C = gl.constexpr(gl.DotOperandLayout(0, SQUARE.value, 2))
+LEFT_OF_K = gl.constexpr(gl.DotOperandLayout(0, ALONG_K.value, 2))
+ROWS = gl.constexpr(gl.SliceLayout(1, SQUARE.value))
+TOKENS = gl.constexpr(gl.SliceLayout(0, SQUARE.value))
 
 
 class Shape(NamedTuple):

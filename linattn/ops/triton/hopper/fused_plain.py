@@ -9,8 +9,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
-from linattn.ops.triton.hopper.common import M, give_back, weight
-from linattn.ops.triton.hopper.fused_parts import over_states, over_values
+from linattn.ops.triton.hopper.common import M, final_state, give_back, weight
+from linattn.ops.triton.hopper.fused_parts import ALONG_K, LEFT_OF_C, LEFT_OF_K, ROWS, SQUARE, TOKENS, over_states, over_values
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.operands import C, in_blocks
 
@@ -19,22 +19,16 @@ from linattn.ops.triton.hopper.operands import C, in_blocks
 def half(part: gl.constexpr, bars, sources, tiles, weights, results, ends, here, scale, shape):
     """Scan the cotangent of half of the values, and compute one matrix of pairs and the gradients of half of the channels."""
     K: gl.constexpr = shape.K
-    square: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])  # [M or C, C or M]
-    along_k: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, K, 16])
-    left_of_c: gl.constexpr = gl.DotOperandLayout(0, square, 2)
-    left_of_k: gl.constexpr = gl.DotOperandLayout(0, along_k, 2)
-    rows: gl.constexpr = gl.SliceLayout(1, square)
-    tokens: gl.constexpr = gl.SliceLayout(0, square)
     start, end, finishes, V = ends
-    nothing = gl.zeros([C, C], gl.float32, square)
-    token = gl.arange(0, C, rows)[:, None]
-    other = gl.arange(0, C, tokens)[None, :]
-    channels = gl.arange(0, K, gl.SliceLayout(0, along_k))
-    columns = part * M + gl.arange(0, M, gl.SliceLayout(1, along_k))
+    nothing = gl.zeros([C, C], gl.float32, SQUARE)
+    token = gl.arange(0, C, ROWS)[:, None]
+    other = gl.arange(0, C, TOKENS)[None, :]
+    channels = gl.arange(0, K, gl.SliceLayout(0, ALONG_K))
+    columns = part * M + gl.arange(0, M, gl.SliceLayout(1, ALONG_K))
     if start is not None:
         s = gl.load(start + channels[None, :] * V + columns[:, None])
     else:
-        s = gl.zeros([M, K], gl.float32, along_k)
+        s = gl.zeros([M, K], gl.float32, ALONG_K)
 
     for i in range(here.count):
         chunk = here.count - 1 - i
@@ -47,14 +41,14 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, results, ends, here,
         mbarrier.wait(bars.pair_full.index(at), i // 2 & 1)
         met = warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
         rounded = s.to(gl.bfloat16)
-        dv = warpgroup_mma(gl.convert_layout(rounded, left_of_c), k.permute((1, 0)), nothing, use_acc=False, is_async=True)
+        dv = warpgroup_mma(gl.convert_layout(rounded, LEFT_OF_C), k.permute((1, 0)), nothing, use_acc=False, is_async=True)
         mbarrier.wait(bars.value_full.index(0), phase)
         if part:
             pairs = over_values(tiles.do, tiles.e, zero, nothing)
         mbarrier.wait(bars.used.index(0), phase ^ 1)
         tiles.ds.index(zero + part).permute((1, 0)).store(rounded)
         mbarrier.wait(bars.decay_full.index(at), i // 2 & 1)
-        steps = weights.steps.index(at).load(rows)[:, None] - weights.steps.index(at).load(tokens)[None, :]
+        steps = weights.steps.index(at).load(ROWS)[:, None] - weights.steps.index(at).load(TOKENS)[None, :]
         factor = weight(steps, shape.BITS) * scale
         if part:
             met, dv, pairs = warpgroup_mma_wait(0, deps=[met, dv, pairs])
@@ -65,11 +59,11 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, results, ends, here,
         tiles.pairs.index(zero + part).store(pairs.to(gl.bfloat16))
         fence_async_shared()
         mbarrier.arrive(bars.paired.index(0), count=1)
-        do = tiles.do.index(zero + part).permute((1, 0)).load(square)
-        dv = dv * weights.to_end.index(at).load(tokens)[None, :]
-        reads = (do.to(gl.float32) * (weights.to_here.index(at).load(tokens) * scale)[None, :]).to(gl.bfloat16)
-        s = s * weights.fade.index(at).load(gl.SliceLayout(0, along_k))[None, :]
-        s = warpgroup_mma(gl.convert_layout(reads, left_of_k), q, s, is_async=True)
+        do = tiles.do.index(zero + part).permute((1, 0)).load(SQUARE)
+        dv = dv * weights.to_end.index(at).load(TOKENS)[None, :]
+        reads = (do.to(gl.float32) * (weights.to_here.index(at).load(TOKENS) * scale)[None, :]).to(gl.bfloat16)
+        s = s * weights.fade.index(at).load(gl.SliceLayout(0, ALONG_K))[None, :]
+        s = warpgroup_mma(gl.convert_layout(reads, LEFT_OF_K), q, s, is_async=True)
         if part:
             met = gl.where(token > other, pairs * met, 0.0)
             crossing = gl.sum(met, 1)
@@ -80,7 +74,7 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, results, ends, here,
 
         # The cotangents of the values.
         mbarrier.wait(bars.paired.index(0), phase)
-        dv = warpgroup_mma(gl.convert_layout(do, left_of_c), tiles.pairs.index(zero), dv, is_async=True)
+        dv = warpgroup_mma(gl.convert_layout(do, LEFT_OF_C), tiles.pairs.index(zero), dv, is_async=True)
         s, dv = warpgroup_mma_wait(0, deps=[s, dv])
         mbarrier.arrive(bars.scanned.index(0), count=1)  # and has read the other's half of q and k
         dq = over_states(tiles.do, tiles.s, zero, part, nothing)
@@ -94,15 +88,15 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, results, ends, here,
         # Gradients of half of the channels.
         dq, dk = warpgroup_mma_wait(0, deps=[dq, dk])
         give_back(bars.value_empty.index(0))
-        from_start = weights.to_here.index(at).load(rows)[:, None]
-        to_end = weights.to_end.index(at).load(rows)[:, None]
+        from_start = weights.to_here.index(at).load(ROWS)[:, None]
+        to_end = weights.to_end.index(at).load(ROWS)[:, None]
         give_back(bars.decay_empty.index(at))
         dq = dq * (from_start * scale)
         dk = dk * to_end
         q_half, k_half = in_blocks(q, C, K).index(part), in_blocks(k, C, K).index(part)
-        reading = gl.sum(q_half.load(square).to(gl.float32) * dq, 1)
+        reading = gl.sum(q_half.load(SQUARE).to(gl.float32) * dq, 1)
         results.index(part).store(crossing + reading if part else reading)
-        results.index(4 + part).store(gl.sum(k_half.load(square).to(gl.float32) * dk, 1))
+        results.index(4 + part).store(gl.sum(k_half.load(SQUARE).to(gl.float32) * dk, 1))
         mbarrier.arrive(bars.sum_full.index(0), count=1)
         g = tiles.pairs.index(zero + 1)
         dq = warpgroup_mma(g, k_half, dq, is_async=True)
@@ -118,5 +112,4 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, results, ends, here,
 
     tma.store_wait(0)
     if finishes and end is not None:
-        V = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [V], gl.int32, False, 1)  # addresses anew, or they spill
-        gl.store(end + channels[None, :] * V + columns[:, None], s)
+        final_state(end, s, channels, columns, V)

@@ -76,7 +76,7 @@ def refusal(device: torch.device) -> str | None:
         with launch.on_device(device):
             x, weights, wanted = _example(device)
             y = torch.zeros_like(weights)
-            launch.make_room()
+            launch.set_allocator()
             trial[(1,)](x, weights, y, C=SIZE, num_warps=4, **launch.FUSED)
             right = torch.equal(y, wanted)
     except Exception as error:

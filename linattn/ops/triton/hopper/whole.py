@@ -108,8 +108,13 @@ def weigh(bars, weights, decays, work, sizes, shape):
 
 @gluon.jit
 def add_up(bars, tiles, results, decays, ddecay, work, sizes, shape):
-    """Sum the gradient of the decay: of reads across each token, of writes past it, and of the state that passes the whole chunk."""
-    square: gl.constexpr = gl.BlockedLayout([1, C], [32, 1], [2, 1], [1, 0])
+    """Sum the gradient of the decay: of reads across each token, of writes past it, and of the state that passes the whole chunk.
+
+    Of whole_delta.py if the cotangents of the state are tiles of their own: each half of the channels then has results of its own.
+    """
+    HALVES: gl.constexpr = tiles.loaded.dstates is not None
+    PARTS: gl.constexpr = 2 if HALVES else 1
+    square: gl.constexpr = gl.BlockedLayout([1, C // PARTS], [32 // PARTS, PARTS], [2, 1], [1, 0])
     layout: gl.constexpr = gl.SliceLayout(1, square)
     others: gl.constexpr = gl.SliceLayout(0, square)
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [2, 1], [1, 0])
@@ -128,15 +133,25 @@ def add_up(bars, tiles, results, decays, ddecay, work, sizes, shape):
                 mbarrier.wait(bars.state_full.index(0), i & 1)
                 mbarrier.wait(bars.state_full.index(1), i & 1)
                 both = gl.zeros([SLICE, sizes.V], gl.float32, wide)
-                for part in gl.static_range(sizes.K // SLICE):
-                    s = tiles.loaded.states.index(0).slice(part * SLICE, SLICE, 0).load(wide).to(gl.float32)
-                    both += s * tiles.loaded.states.index(1).slice(part * SLICE, SLICE, 0).load(wide).to(gl.float32)
-                give_back(bars.state_empty[0].index(0))
-                mbarrier.arrive(bars.state_empty[1].index(0), count=1)
+                for half in gl.static_range(PARTS):
+                    for part in gl.static_range(sizes.K // PARTS // SLICE):
+                        s = tiles.loaded.states.index(half).slice(part * SLICE, SLICE, 0).load(wide).to(gl.float32)
+                        ds = tiles.loaded.dstates.index(half) if HALVES else tiles.loaded.states.index(1)
+                        both += s * ds.slice(part * SLICE, SLICE, 0).load(wide).to(gl.float32)
+                if HALVES:
+                    give_back(bars.state_empty.index(0))
+                else:
+                    give_back(bars.state_empty[0].index(0))
+                    mbarrier.arrive(bars.state_empty[1].index(0), count=1)
                 past = faded * gl.sum(gl.sum(both, 1), 0)
                 mbarrier.wait(bars.sum_full.index(0), i & 1)
-                crossing = results.index(0).load(others) - results.index(1).load(others)
-                sending = results.index(2).load(others)
+                if HALVES:
+                    crossing = results.index(0).load(others) + results.index(1).load(others)
+                    crossing -= results.index(2).load(others) + results.index(3).load(others)
+                    sending = results.index(4).load(others) + results.index(5).load(others)
+                else:
+                    crossing = results.index(0).load(others) - results.index(1).load(others)
+                    sending = results.index(2).load(others)
                 give_back(bars.sum_empty.index(0))
                 later = gl.arange(0, C, others)[None, :] >= row[:, None]
                 dd = gl.sum(gl.where(later, crossing[None, :], sending[None, :]), 1) + past

@@ -22,8 +22,8 @@ from linattn.ops.triton.hopper.chunks import chunk, dense, fetch, of_states, rag
 from linattn.ops.triton.hopper.common import away_from_zero, barriers, buffer, give_back, numbers, weight
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.operands import C
-from linattn.ops.triton.hopper.whole import weigh
-from linattn.ops.triton.tiles import HEAD, LOG2E
+from linattn.ops.triton.hopper.whole import add_up, weigh
+from linattn.ops.triton.tiles import HEAD
 
 
 class Shape(NamedTuple):
@@ -74,47 +74,6 @@ def load(bars, sources, tiles, work, group, sizes, shape):
                 tma.load(sources.loaded.q, at, bars.pair_full.index(0), room.q.index(half).reshape((1, 1, C, HALF)))
                 tma.load(sources.loaded.k, at, bars.pair_full.index(0), room.k.index(half).reshape((1, 1, C, HALF)))
             i += 1
-
-
-@gluon.jit
-def add_up(bars, tiles, results, decays, ddecay, work, sizes, shape):
-    """Sum the gradient of the decay: of reads across each token, of writes past it, and of the state that passes the whole chunk."""
-    WARPS: gl.constexpr = gl.num_warps()
-    square: gl.constexpr = gl.BlockedLayout([1, C // 2], [16, 2], [WARPS, 1], [1, 0])
-    layout: gl.constexpr = gl.SliceLayout(1, square)
-    others: gl.constexpr = gl.SliceLayout(0, square)
-    wide: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
-    SLICE: gl.constexpr = 16
-    HALF: gl.constexpr = sizes.K // 2
-    if shape.SUMS:
-        i = 0
-        for place in range(gl.program_id(0), work.places, gl.num_programs(0)):
-            here = chunk(place, work, sizes.PACKED)
-            if here.rows > 0:
-                row = gl.arange(0, C, layout)
-                time = here.first.to(gl.int64) + row
-                inside = row < here.rows
-                of_head = decays.base + time * decays.token + here.head // decays.split * decays.head
-                d = gl.load(of_head, mask=inside, other=0.0).to(gl.float32)
-                faded = gl.exp2(gl.sum(d, 0) * LOG2E)
-                mbarrier.wait(bars.state_full.index(0), i & 1)
-                mbarrier.wait(bars.state_full.index(1), i & 1)
-                both = gl.zeros([SLICE, sizes.V], gl.float32, wide)
-                for half in gl.static_range(2):
-                    for part in gl.static_range(HALF // SLICE):
-                        s = tiles.loaded.states.index(half).slice(part * SLICE, SLICE, 0).load(wide).to(gl.float32)
-                        both += s * tiles.loaded.dstates.index(half).slice(part * SLICE, SLICE, 0).load(wide).to(gl.float32)
-                give_back(bars.state_empty.index(0))
-                past = faded * gl.sum(gl.sum(both, 1), 0)
-                mbarrier.wait(bars.sum_full.index(0), i & 1)
-                crossing = results.index(0).load(others) + results.index(1).load(others)
-                crossing -= results.index(2).load(others) + results.index(3).load(others)
-                sending = results.index(4).load(others) + results.index(5).load(others)
-                give_back(bars.sum_empty.index(0))
-                later = gl.arange(0, C, others)[None, :] >= row[:, None]
-                dd = gl.sum(gl.where(later, crossing[None, :], sending[None, :]), 1) + past
-                gl.store(ddecay + time * work.heads + here.head, dd.to(ddecay.dtype.element_ty), mask=inside)
-                i += 1
 
 
 @gluon.jit

@@ -16,12 +16,15 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+from triton._C.libtriton import ir, passes
 from triton.backends.nvidia.compiler import CUDABackend
 
 import linattn
 from linattn.ops.triton import hopper
+from linattn.ops.triton.hopper import choice
 from tests.ops import cases as calls
 from tests.targets.cards import CARDS
 from tests.targets.machine import Kernel, Machine, facts
@@ -29,6 +32,7 @@ from tests.targets.machine import Kernel, Machine, facts
 TARGET, WANTED = "sm_90", "linattn.ops.triton.hopper."
 SIZES = {(128, 128): 4, (64, 64): 2, (64, 128): 1, (128, 64): 1, (128, 256): 1}  # of keys and values: patterns of options
 PATTERNS = ((0, 0, 0, 0, 0), (0, 1, 0, 1, 0), (0, 0, 1, 1, 0), (1, 0, 0, 0, 1))  # with their complements, every pair of options
+FUSED = (("plain", "BTH"), ("beta", "none"), ("beta", "BTH"))  # which have one kernel for the backward pass of a busy card
 FIELDS = ("ir", "ptx", "registers", "shared", "spills", "failure", "options")
 
 
@@ -47,14 +51,28 @@ def attention(kind: str, rank: str, sizes: tuple[int, int], options: tuple[bool,
     (o.float().sum() + state.sum()).backward()
 
 
+def busy(kind: str, rank: str, sizes: tuple[int, int], options: tuple[bool, ...]) -> None:
+    """As :func:`attention` with so many heads that no multiprocessor is idle."""
+    with mock.patch.object(choice, "multiprocessors", return_value=1):
+        attention(kind, rank, sizes, options)
+
+
 def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     """Calls that between them launch each kernel with each of its options."""
     for kind, rank in product(("plain", "beta", "erase", "bonus"), ("none", "BTH", "BTHK")):
         for at, (sizes, patterns) in enumerate(SIZES.items()):
-            for n, turned in product(range(patterns), (False, True)):
-                options = tuple(bool(x) != turned for x in PATTERNS[(at + n) % len(PATTERNS)])
-                said = "-".join(name for name, on in zip(("wide", "ddecay", "packed", "initial", "split"), options, strict=True) if on)
+            for options, said in _options(at, patterns):
                 yield f"{kind}-{rank}-{sizes[0]}x{sizes[1]}-{said}", partial(attention, kind, rank, sizes, options)
+    for kind, rank in FUSED:
+        for options, said in _options(0, len(PATTERNS)):
+            yield f"{kind}-{rank}-busy-{said}", partial(busy, kind, rank, (128, 128), options)
+
+
+def _options(first: int, patterns: int) -> Iterator[tuple[tuple[bool, ...], str]]:
+    """Options of calls, ``patterns`` of them with their complements, and their names."""
+    for n, turned in product(range(patterns), (False, True)):
+        options = tuple(bool(x) != turned for x in PATTERNS[(first + n) % len(PATTERNS)])
+        yield options, "-".join(name for name, on in zip(("wide", "ddecay", "packed", "initial", "split"), options, strict=True) if on)
 
 
 class Known(Exception):
@@ -62,10 +80,10 @@ class Known(Exception):
 
 
 class Memo:
-    """Results by the hash of the IR, in a folder."""
+    """Results by the hash of the IR, in a folder; none but the IR with ``ir_only``, where it is simplified before."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, ir_only: bool = False) -> None:
+        self.folder, self.ir_only = folder, ir_only
         folder.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +94,7 @@ class Memo:
                 found = facts(kernel, args, options) | {"ir": seen["ir"], "ptx": seen["ptx"]}
                 (self.folder / f"{seen['ir']}.json").write_text(json.dumps(found))
             except Known as known:
-                found = json.loads((self.folder / f"{known}.json").read_text())
+                found = {"ir": str(known)} if self.ir_only else json.loads((self.folder / f"{known}.json").read_text())
         return found | {"options": said}
 
     @contextmanager
@@ -86,11 +104,14 @@ class Memo:
         to_llvm, to_cubin = CUDABackend.make_llir, CUDABackend.make_cubin
 
         def make_llir(backend: Any, module: Any, metadata: Any, options: Any, capability: int) -> Any:
+            if self.ir_only:
+                _simplify(module)
             text = normalized(str(module))
             seen["ir"] = _hash(text + str(options))
-            if (self.folder / f"{seen['ir']}.json").exists():
+            if not (known := (self.folder / f"{seen['ir']}.json").exists()):
+                (self.folder / f"{seen['ir']}.ttgir").write_text(text)
+            if known or self.ir_only:
                 raise Known(seen["ir"])
-            (self.folder / f"{seen['ir']}.ttgir").write_text(text)
             return to_llvm(backend, module, metadata, options, capability)
 
         def make_cubin(backend: Any, ptx: str, metadata: Any, options: Any, capability: int) -> Any:
@@ -104,6 +125,15 @@ class Memo:
             yield seen
         finally:
             CUDABackend.make_llir, CUDABackend.make_cubin = to_llvm, to_cubin
+
+
+def _simplify(module: Any) -> None:
+    """Drop results that nothing reads, and what is computed twice."""
+    manager = ir.pass_manager(module.context)
+    passes.common.add_canonicalizer(manager)
+    passes.common.add_cse(manager)
+    passes.common.add_canonicalizer(manager)
+    manager.run(module, "simplify")
 
 
 def normalized(ir: str) -> str:
@@ -147,16 +177,16 @@ def _said(kernel: Kernel) -> str:
     return " ".join(f"{name}={fields[name]}" for name in FIELDS if fields[name])
 
 
-def differing(before: str, after: list[str]) -> list[str]:
-    """The lines of ``after`` whose PTX is another, or has none, than that of the same launch ``before``."""
-    known = {_launch(line): _ptx(line) for line in before.splitlines()}
-    return [line for line in after if _ptx(line) is None or known.get(_launch(line)) != _ptx(line)]
+def differing(before: str, after: list[str], field: str = "ptx") -> list[str]:
+    """The lines of ``after`` whose ``field`` is another, or missing, than that of the same launch ``before``."""
+    known = {_launch(line): _hash_of(line, field) for line in before.splitlines()}
+    return [line for line in after if (found := _hash_of(line, field)) is None or known.get(_launch(line)) != found]
 
 
 def _launch(line: str) -> str:
     return " ".join(line.split()[:3])
 
 
-def _ptx(line: str) -> str | None:
-    found = re.search(r" ptx=(\w+)", line)
+def _hash_of(line: str, field: str) -> str | None:
+    found = re.search(rf" {field}=(\w+)", line)
     return found[1] if found else None

@@ -155,6 +155,18 @@ def test_fingerprints_tell_another_kernel(tmp_path):
     assert (tmp_path / "now.txt").read_text() == before
 
 
+@pytest.mark.slow
+def test_fingerprints_of_the_ir_alone(tmp_path):
+    """They need no compiler behind Triton's own passes, and name a kernel of another IR."""
+    done = fingerprint(tmp_path, "^beta-BTH-busy-$", "--ir")
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    before = (tmp_path / "now.txt").read_text()
+    assert "fused" in {line.split()[2] for line in before.splitlines()} and " ptx=" not in before
+    (tmp_path / "before.txt").write_text(before.replace(" ir=", " ir=0", 1))
+    done = fingerprint(tmp_path, "^beta-BTH-busy-$", "--ir", "--against", tmp_path / "before.txt")
+    assert done.returncode == 1 and " 1 that differ" in done.stdout, done.stdout + done.stderr[-4000:]
+
+
 def test_fingerprints_leave_out_what_machines_do_not_run():
     from tests.targets.fingerprint import instructions, normalized
 

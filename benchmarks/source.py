@@ -138,7 +138,7 @@ def measures(sources: Sources, lines: int) -> dict[str, object]:
     blanks, (worded, said) = unpackings(kernels), questions(sources)
     return {
         "files": len(sources), "lines": lines, "functions": len(others), "kernels and their helpers": len(kernels),
-        "lines of a function": {"median": statistics.median(lengths), "p90": tenth(lengths), "most": max(lengths)},
+        "lines of a function": {"median": statistics.median_low(lengths), "p90": tenth(lengths), "most": max(lengths)},
         "arguments of a function": {"p90": tenth(asked), "most": max(asked), f"more than {MANY}": sum(n > MANY for n in asked)},
         "arguments of a kernel": {"p90": tenth(in_kernels), "most": max(in_kernels)},
         "arguments that a kernel does not name": {"unused": sum(len(unused(f)) for f in kernels), "of": sum(in_kernels)},

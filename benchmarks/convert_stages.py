@@ -26,6 +26,14 @@ TEACHER = {"dim": 64, "layers": 4, "context": CONTEXT, "batch_size": ROWS, "step
 CASES = [(20, r) for r in (1.6e-3, 3.6e-3)] + [(steps, r) for steps in (40, 200) for r in (6.4e-4, 1.6e-3, 3.6e-3)] + [(80, 3.6e-3)]
 
 
+def teacher(folder: Path) -> tuple[Path, tuple[str, ...]]:
+    """Train the teacher in ``folder``; returns its run and the text."""
+    text = folder / "text.txt"
+    text.write_bytes(b"\n".join(sources.standard_library())[: 1 << 21])
+    run = train(TrainOptions(mixer="softmax", text=(str(text),), out=folder / "teacher", **TEACHER), progress=False).run
+    return run, (str(text),)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Train the teacher, convert, and write a row for each budget and learning rate."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.convert_stages", description=__doc__)
@@ -34,9 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     date = datetime.now(UTC).date().isoformat()
     about, rows = {"command": command("python -m benchmarks.convert_stages", sys.argv[1:]), "date": date, **machine()}, []
     with tempfile.TemporaryDirectory() as folder:
-        text = Path(folder) / "text.txt"
-        text.write_bytes(b"\n".join(sources.standard_library())[: 1 << 21])
-        teacher = train(TrainOptions(mixer="softmax", text=(str(text),), out=Path(folder) / "teacher", **TEACHER), progress=False).run
+        run, text = teacher(Path(folder))
         for steps, rate in CASES:
             row: dict[str, object] = {"steps": steps, "rate2": rate}
             for name, first in (("both", steps // 2), ("second alone", 0)):
@@ -44,12 +50,12 @@ def main(arguments: list[str] | None = None) -> int:
                 out = Path(folder) / f"{steps}-{rate}-{first}"
                 options = {
                     "mixer": "gated_deltanet*3, softmax",
-                    "text": (str(text),),
+                    "text": text,
                     "context": CONTEXT,
                     "batch_size": ROWS,
                     "rate2": rate,
                 }
-                result = convert(teacher, out=out, tokens1=tokens[0], tokens2=tokens[1], save_every=steps, progress=False, **options)
+                result = convert(run, out=out, tokens1=tokens[0], tokens2=tokens[1], save_every=steps, progress=False, **options)
                 row[name] = [{key: record[key] for key in ("stage", "kl")} for record in result.history]
             rows.append(row)
             print(row, flush=True)

@@ -266,6 +266,18 @@ def stages(body: dict[str, Any]) -> str:
     return f"``{run['command']}``, {run['cpu']}, torch {run['torch']}, {run['date']}:\n\n{list_table(heads, cells)}"
 
 
+def thirds(body: dict[str, Any]) -> str:
+    """KL after the first stage with calibration in a third of the steps and without it, one figure a seed."""
+    cells = []
+    for mixer, steps in dict.fromkeys((row["mixer"], row["steps"]) for row in body["rows"]):
+        rows = [row for row in body["rows"] if (row["mixer"], row["steps"]) == (mixer, steps)]
+        shown = [" · ".join(f"{row[name][-1]['kl']:.4f}" for row in rows) for name in ("calibrated", "not calibrated")]
+        cells.append((mixer, str(steps), shown[1], str(steps // 3), shown[0]))
+    run = body["run"]
+    heads = ("student", "steps", "not calibrated", "steps", "calibrated")
+    return f"``{run['command']}``, {run['cpu']}, torch {run['torch']}, {run['date']}:\n\n{list_table(heads, cells)}"
+
+
 def text(path: str) -> str:
     """Tables of one file of results; empty if there is none."""
     file = PAGE.parents[1] / path
@@ -274,6 +286,8 @@ def text(path: str) -> str:
     body = json.loads(file.read_text(encoding="utf-8"))
     if body["schema"] == "linattn.stages":
         return "\n" + stages(body) + "\n"
+    if body["schema"] == "linattn.calibration":
+        return "\n" + thirds(body) + "\n"
     if body["schema"] == "linattn.bench.gpu":
         return "\n" + pool(body) + "\n"
     run = next(row["run"] for row in body["rows"] if "history" in row)

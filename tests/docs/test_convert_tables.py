@@ -39,6 +39,22 @@ def test_a_page_shows_what_was_measured(page):
     assert page.read_text(encoding="utf-8") == convert_tables.filled(page), "run: python -m benchmarks.convert_tables"
 
 
+def test_a_third_of_the_steps_with_calibration_stands_beside_all_without_it():
+    rows = [
+        {
+            "mixer": "gla",
+            "steps": 30,
+            "seed": seed,
+            "calibrated": [{"kl": 1.0}, {"kl": 0.04 + seed}],
+            "not calibrated": [{"kl": 0.03 + seed}],
+        }
+        for seed in (0, 1)
+    ]
+    run = {"command": "python -m benchmarks.convert_calibration", "cpu": "a CPU", "torch": "2.13.0", "date": "2026-11-27"}
+    made = convert_tables.thirds({"run": run, "rows": rows})
+    assert "   * - gla\n     - 30\n     - 0.0300 · 1.0300\n     - 10\n     - 0.0400 · 1.0400\n" in made
+
+
 def test_pools_become_a_table():
     row = {"mixer": "gla", "defer": True, "tokens_per_s": 92048.0, "share": 1.053, "p50_ms": 2.53, "p99_ms": 5.7}
     row |= {"loaded_p50_ms": 2.71, "loaded_p99_ms": 5.9}

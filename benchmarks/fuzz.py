@@ -16,7 +16,8 @@ import random
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -145,7 +146,7 @@ def run(seed: int, backend: str) -> tuple[Draw, dict[str, float], str | None, in
 def ratios(d: Draw, call, dtype) -> dict[str, float]:
     from tests.ops import errors
 
-    exact = "torch"  # in float64 the portable form is the reference to 3e-15, and sooner there
+    exact = "torch"  # sooner there, and in float64 the reference to 3e-15 of what it sums
     if d.backend == "triton":
         from tests.ops.triton.device import EXACT_BACKEND as exact
     run = partial(twice, d)
@@ -223,20 +224,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cases", type=positive, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="the cases are those of seed * 10^6 and the integers after it")
     parser.add_argument("--workers", type=positive, default=min(12, os.cpu_count() or 1))
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="end after so long with the cases that are done by then")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case after so long")
+    parser.add_argument("--onto", type=Path, help="the log of the same run that --seconds ended: go on after its last case")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for fuzz-CARD.json")
     options = parser.parse_args(arguments)
     machine, path = destination(parser, "fuzz", "cpu" if INTERPRETED or options.backend == "cpu" else "cuda", options.out)
-    started = time.monotonic()
-    seeds = [options.seed * 1_000_000 + i for i in range(options.cases)]
-    families: dict[str, dict] = {}
-    failures, skipped = [], 0
+    earlier = read(parser, options.onto, {"backend": options.backend, "seed": options.seed, **machine})
+    started = time.monotonic() - earlier["seconds"]
+    seeds = [options.seed * 1_000_000 + i for i in range(earlier["cases"], options.cases)]
+    families, failures, skipped = earlier["families"], earlier["failures"], earlier["untame_draws"]
+    latest = started + earlier["seconds"] + options.seconds
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of several processes that spin take the cores from each other
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.workers, mp_context=spawn) as pool:
         futures = [pool.submit(run, seed, options.backend) for seed in seeds]
-        for done, future in enumerate(as_completed(futures), 1):
-            d, ratios, failure, vain = future.result()
+        for done, (d, ratios, failure, vain) in enumerate(results(pool, futures, latest), earlier["cases"] + 1):
             skipped += vain
             family = families.setdefault(d.family, {"cases": 0, "failures": 0, "worst": {}})
             family["cases"] += 1
@@ -246,20 +248,42 @@ def main(arguments: list[str] | None = None) -> int:
                 family["failures"] += 1
                 failures.append({"what": failure, **asdict(d)})
                 print(f"\rfailed: {failures[-1]}", flush=True)
-            over = time.monotonic() - started > options.seconds
-            if done % 25 == 0 or done == len(seeds) or over:
-                print(f"\r{done}/{len(seeds)} cases, {len(failures)} failed, {time.monotonic() - started:.0f} s", end="", flush=True)
-            if over:
-                pool.shutdown(wait=False, cancel_futures=True)
-                break
+            if done % 25 == 0 or done == options.cases:
+                print(f"\r{done}/{options.cases} cases, {len(failures)} failed, {time.monotonic() - started:.0f} s", end="", flush=True)
     print()
     from linattn.bench.files import command
 
-    told = command(parser.prog, arguments or sys.argv[1:])
+    told = command(parser.prog, arguments or sys.argv[1:], without=("--out", "--onto", "--seconds"))
     facts = {"schema": "linattn.fuzz", "command": told, "backend": options.backend, **machine, "date": time.strftime("%Y-%m-%d")}
     facts |= {"seconds": round(time.monotonic() - started), "seed": options.seed, "untame_draws": skipped}
     write(path, facts, families, failures)
     return 1 if failures else 0
+
+
+def results(pool: ProcessPoolExecutor, futures: list[Future], latest: float) -> Iterator:
+    """Yield the results as they come; after the time ``latest`` those of the cases that have begun, so that all are the first ones."""
+    given = set()
+    for future in as_completed(futures):
+        yield future.result()
+        given.add(future)
+        if time.monotonic() > latest:
+            break
+    pool.shutdown(cancel_futures=True)
+    yield from (future.result() for future in futures if future not in given and not future.cancelled())
+
+
+def read(parser: argparse.ArgumentParser, path: Path | None, wanted: dict) -> dict:
+    """Read the log to continue, of the same seed and machine, or make an empty one."""
+    if path is None:
+        return {"cases": 0, "seconds": 0, "families": {}, "failures": [], "untame_draws": 0}
+    try:
+        log = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        parser.error(f"--onto cannot be read: {error}")
+    other = [name for name, value in {"schema": "linattn.fuzz", **wanted}.items() if log.get(name) != value]
+    if other:
+        parser.error(f"--onto {path} is not of this run: it has another {', '.join(other)}")
+    return log
 
 
 def write(path: Path, facts: dict, families: dict, failures: list[dict]) -> None:

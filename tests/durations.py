@@ -1,7 +1,8 @@
 """`pytest --durations-json FILE`: the processor time of every test, as data.
 
 Processor time, with that of the processes that a test starts, is what the suite costs on a busy machine as on a quiet one; what
-collection costs stands beside it, once for each worker, and what the process costs that hands the tests to the workers.
+collection costs stands beside it, once for each worker, and what the process costs that hands the tests to the workers. What a worker's
+last test leaves to be torn down belongs to the session: the processes that fixtures share are waited for then, with all that they did.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 RECORDED = Path(__file__).with_suffix(".json")
+SESSION = "fixtures of the session"
 
 
 def pytest_addoption(parser):
@@ -42,32 +44,37 @@ def spent() -> float:
 class Durations:
     """Records on the workers; sums and writes where the session ends (the controller, or the only process)."""
 
-    def __init__(self, config):
-        self.config, self.started = config, time.time()
+    def __init__(self, config, clock=spent):
+        self.config, self.started, self.clock = config, time.time(), clock
         self.tests: Counter[str] = Counter()
         self.collection: list[float] = []
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection(self):
-        before = spent()
+        before = self.clock()
         result = yield
-        self.collected = spent() - before
+        self.collected = self.clock() - before
         return result
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item, call):
         report = yield
-        now = spent()
+        now = self.clock()
         report.processor_seconds = now - getattr(item, "_spent", now)
+        report.of_session = call.when == "teardown" and getattr(item, "_last", False)
         item._spent = now
         return report
 
     @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self, item, nextitem):
+        item._last = nextitem is None
+
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item):
-        item._spent = spent()
+        item._spent = self.clock()
 
     def pytest_runtest_logreport(self, report):
-        self.tests[report.nodeid] += getattr(report, "processor_seconds", 0.0)
+        self.tests[SESSION if getattr(report, "of_session", False) else report.nodeid] += getattr(report, "processor_seconds", 0.0)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node):
@@ -87,7 +94,7 @@ class Durations:
             "collection_seconds": [round(seconds, 1) for seconds in collection],
             "controller_seconds": round(time.process_time(), 1) if self.collection else 0.0,
             "processor_seconds": round(sum(self.tests.values()), 1),
-            "tests": len(self.tests),
+            "tests": len(self.tests.keys() - {SESSION}),
             "files": dict(by_file(self.tests).most_common()),
             "slowest": {name: round(seconds, 2) for name, seconds in self.tests.most_common(300)},
         }

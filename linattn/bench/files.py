@@ -10,13 +10,13 @@ from pathlib import Path
 from linattn.state import writable
 
 
-def command(program: str, arguments: Sequence[str]) -> str:
-    """Command line that repeats the measurement, for a file of figures, without the output path."""
+def command(program: str, arguments: Sequence[str], without: Sequence[str] = ("--out",)) -> str:
+    """Command line that repeats the measurement, for a file of figures, without the output path or other options with a value."""
     kept, rest = [program], iter(arguments)
     for argument in rest:
-        if argument == "--out":
+        if argument in without:
             next(rest, None)
-        elif not argument.startswith("--out="):
+        elif argument.split("=")[0] not in without:
             kept.append(shlex.quote(argument))
     return " ".join(kept)
 

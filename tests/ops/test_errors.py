@@ -11,15 +11,15 @@ from tests.ops.cases import Call, gradients, make
 UNIT = 2.0**-24
 
 
-def found(call: Call, name: str, change, outputs: tuple[str, ...] | None = None) -> float:
-    """Error over what is allowed of the gradient of ``name``, computed exactly but for ``change``."""
+def found(call: Call, name: str, change, outputs: tuple[str, ...] | None = None, exact: str = "reference") -> float:
+    """Error over what is allowed of the gradient of ``name``, computed exactly but for ``change``, as held against ``exact``."""
 
     def run(asked: Call, outputs):
         out, grads = gradients(asked.double(), outputs, backend="reference")
         grads = {**grads, name: change(grads[name])}
         return {n: t.float() for n, t in out.items()}, {n: t.float() for n, t in grads.items()}
 
-    return errors.ratios(call, torch.float32, run=run, exact="reference", outputs=outputs)[f"gradient of {name}"]
+    return errors.ratios(call, torch.float32, run=run, exact=exact, outputs=outputs)[f"gradient of {name}"]
 
 
 def test_the_sum_that_cancels():
@@ -37,6 +37,15 @@ def test_a_factor_that_cancels():
     call = Call({"q": 0 * one, "k": one, "v": one, "beta": one[..., 0] * (1 - 2.0**-12), "S": one}, {"return_state": True})
     spread = definition.deviations(call, torch.float32, ("S",), samples=64)["gradient of S"].item()
     assert 0.5 * UNIT < spread < 4 * UNIT
+
+
+@pytest.mark.parametrize("wrong", [0.0, 1e-3])
+def test_a_form_that_cancels_accuses_nobody(wrong):
+    """Of a gradient that passes 64 factors 1 - beta |k|^2, a chunk in float64 keeps 16 digits of what it was before them."""
+    call = make("beta", "none", B=1, T=64, H=1, K=1, V=2).to(torch.float32).double()
+    right, chunk = (gradients(call, ("S",), backend=backend)[1]["S"] for backend in ("reference", "torch"))
+    assert errors.error(chunk, right) > 0.1
+    assert (found(call, "S", lambda t: t * (1 + wrong), ("S",), exact="torch") <= 1) == (wrong == 0)
 
 
 def test_below_the_smallest_number():

@@ -1,6 +1,7 @@
 """CPU backend of the recurrence: refusals and calls of the kernels.
 
-One kernel processes the tokens in order, four at a time, for all causal forms and for single steps. On machines with bfloat16
+One kernel processes the tokens in order, four at a time, for all causal forms and for single steps; one at a time under a rule that
+erases a state of at most four keys. On machines with bfloat16
 products (AMX, AVX512-BF16, ARM's BF16) the plain rule and the delta rule in bfloat16, with a decay per head or none, use chunks of
 64 tokens.
 """
@@ -18,7 +19,7 @@ from torch import Tensor
 from linattn.ops.cpu import library
 from linattn.ops.inputs import Flat, Inputs
 
-CHUNK = 64  # tokens between states saved for backward, as in linear_attention.h
+BLOCKS, BLOCK = 16, 4  # blocks between states saved for backward, and the tokens of one, as in linear_attention.h
 TASKS = 8  # with fewer states their columns are divided, by shapes only, so that results do not depend on the machine
 SLAB = 32  # least columns of a task
 PLAIN, BONUS, DELTA, ERASE = range(4)  # as linear_attention.h numbers them
@@ -63,7 +64,8 @@ class _Call:
 
         A packed sequence has at most one incomplete chunk.
         """
-        slots = self.batch * -(-self.length // CHUNK) if self.others[-1] is None else self.length // CHUNK + self.sequences
+        chunk = BLOCKS * (1 if self.keys <= BLOCK and self.rule in (DELTA, ERASE) else BLOCK)
+        slots = self.batch * -(-self.length // chunk) if self.others[-1] is None else self.length // chunk + self.sequences
         return (slots, self.heads, _up(self.values + int(self.normalized)), _up(self.keys))
 
     def packed(self, outputs: tuple[int, ...], gradients: tuple[int, ...] = (0,) * 38) -> bytes:

@@ -1,11 +1,13 @@
 """The kernels of ``linear_attention`` against the float64 reference: values and the gradients of all arguments, to the last column."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from linattn.ops.cpu import linear_attention
 from linattn.ops.inputs import Flat
-from tests.ops import cases
+from tests.ops import cases, errors
 from tests.ops.cases import KINDS, RANKS, Call, disturbed, gradients, make
 from tests.ops.errors import admitted, check_gradients, check_values, error, same_bits
 from tests.ops.test_decays import INF, NAN, STRONG, WEAK, undivided, with_resets
@@ -47,6 +49,25 @@ def test_heads_of_a_group_together(native, kind, dtype):
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed(isa, kind, rank):
     check_gradients(undivided(make(kind, rank, H=2, K=9, V=6, lengths=PACKED)), torch.float32, limit=CLOSE, **CPU)
+
+
+@pytest.mark.parametrize("kind", ["beta", "erase"])
+def test_few_keys_packed(isa, kind):
+    """Under a rule that erases, blocks of one token, and states saved every 16."""
+    check_gradients(undivided(make(kind, "BTHK", H=2, K=3, V=6, lengths=PACKED)), torch.float32, limit=CLOSE, **CPU)
+
+
+@pytest.mark.parametrize("keys", [1, 2])
+@pytest.mark.parametrize("kind", ["beta", "erase"])
+def test_what_is_left_of_an_erased_state(native, kind, keys):
+    """Each token leaves 2^-8 of one channel, so four leave 2^-32 of one or 2^-16 of two, with the digits that every single factor has."""
+    call = make(kind, "none", B=1, T=9, H=2, K=keys, V=5)
+    key = torch.eye(keys, dtype=torch.float64)[torch.arange(9) % keys].view(1, 9, 1, keys).expand(1, 9, 2, keys).contiguous()
+    share = 1 - 2.0**-8 * (1 + torch.rand(1, 9, 2, dtype=torch.float64))
+    call = call.with_(**({"k": key, "beta": share} if kind == "beta" else {"read": key, "write": -share[..., None] * key}))
+    run = partial(gradients, **CPU)
+    ratios = errors.ratios(call, torch.float32, run=run, exact="reference", outputs=("S",))
+    assert max(ratios.values()) <= 1, ratios
 
 
 @pytest.mark.parametrize("initial", [False, True])

@@ -27,7 +27,7 @@ HALVES = (torch.float16,) if INTERPRETED else (torch.float16, torch.bfloat16)  #
 DTYPES = (torch.float32, *HALVES)
 SIZE = dict(K=6, V=5) if INTERPRETED else dict(K=64, V=64)  # where a test is about something else; few sizes compile soon
 LATER = pytest.mark.slow if INTERPRETED else ()  # a second is much under the interpreter
-EXACT_BACKEND = "reference" if INTERPRETED else "torch"  # in float64 the portable form is the reference to 3e-15, and sooner there
+EXACT_BACKEND = "reference" if INTERPRETED else "torch"  # sooner there, and in float64 the reference to 3e-15 of what it sums
 
 
 def first(chosen: Container, rows: Iterable[tuple]) -> list:

@@ -13,30 +13,30 @@ void run(const Call& call, int64_t i) {
     using F = Family<RULE>;
     const Task task(call, i);
     const Columns columns(call, task.part);
-    const int64_t rows = up(call.keys, LANES), state = rows * columns.count(), size = Block<RULE>::size(call, columns);
+    const int64_t rows = up(call.keys, LANES), state = rows * columns.count(), size = Block<RULE>::size(call, columns), step = call.step();
     Pieces pieces{scratch.room(state + up(size, 16) * STAGED)};
     float *S = pieces.take(state), *blocks = pieces.take(size * STAGED);
     const Row out{call, task, large(call, call.o, call.values)};
     load_state<F::WIDTH>(call, columns, task.index(call), call.initial, call.initial_z, S);
-    for (int64_t t = task.at.first; t < task.at.last; t += STAGED * TOKENS) {
+    for (int64_t t = task.at.first; t < task.at.last; t += STAGED * step) {
         const int64_t n = t - task.at.first;
-        if (call.kept && n % CHUNK == 0) memcpy(task.kept(call, columns, n / CHUNK), S, state * sizeof(float));
-        const int count = least(task.at.last - t, STAGED * TOKENS);
-        for (int b = 0; b * TOKENS < count; b++)
+        if (call.kept && n % call.chunk() == 0) memcpy(task.kept(call, columns, n / call.chunk()), S, state * sizeof(float));
+        const int count = least(task.at.last - t, STAGED * step);
+        for (int b = 0; b * step < count; b++)
             prepare<RANK, RULE>(
-                call, task, columns, t + b * TOKENS, least(count - b * TOKENS, TOKENS), Block<RULE>(call, columns, blocks + b * size), false);
+                call, task, columns, t + b * step, least(count - b * step, step), Block<RULE>(call, columns, blocks + b * size), false);
         slabs<F::WIDTH>(columns.count(), [&](auto width, int64_t c) {
-            for (int b = 0; b * TOKENS < count; b++) {
-                const Expect expect{task, t + (STAGED + b) * TOKENS, c, decltype(width)::value * LANES, columns.count()};
+            for (int b = 0; b * step < count; b++) {
+                const Expect expect{task, t + (STAGED + b) * step, c, decltype(width)::value * LANES, columns.count()};
                 expect(call.q, task.at.head / call.group, call.keys);
                 expect(call.k, task.at.head / call.group, call.keys);
                 expect(call.v, task.at.head, call.values);
                 if (RANK == CHANNEL) expect(call.decay, task.at.head, call.keys);
                 const Block<RULE> block(call, columns, blocks + b * size);
                 const Slab<RULE, decltype(width)::value> slab{block, c};
-                const int64_t first = t + b * TOKENS;
+                const int64_t first = t + b * step;
                 const auto put = [&](int at, int64_t column, Float o) {
-                    if (first + at < task.at.last) out.store(first + at, columns.first + column, o);
+                    if (at < step && first + at < task.at.last) out.store(first + at, columns.first + column, o);
                 };
                 slab.forward(S + c * rows, call.keys, decay_of_rows<RANK>(block.keys, F::KEEP), false, put);
             }

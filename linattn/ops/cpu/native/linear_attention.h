@@ -1,4 +1,4 @@
-// The recurrence S_t = Diag(α_t) S_{t-1} + w_t (r_t S_{t-1}) + k_t v_t, o_t = q_t S_t, by blocks of four tokens.
+// The recurrence S_t = Diag(α_t) S_{t-1} + w_t (r_t S_{t-1}) + k_t v_t, o_t = q_t S_t, by blocks of four tokens, or of one (Call::step).
 //
 // A block works on a state S in two sweeps. The read sweep computes weighted sums over the rows of S, for several tokens at a time. The
 // write sweep computes S = a S + rows times columns, for all tokens. The tokens of a block act on each other through one number for each
@@ -17,8 +17,8 @@
 namespace linattn {
 namespace LINATTN_ISA {
 
-constexpr int TOKENS = 4;         // of a block
-constexpr int CHUNK = 64;         // tokens between the states saved for the backward pass
+constexpr int TOKENS = 4;         // of a block, at most
+constexpr int CHUNK = 64;         // tokens between the states saved for the backward pass, at most
 constexpr int PANEL = 64;         // rows of a panel
 constexpr int BLOCKS = CHUNK / TOKENS;
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -74,6 +74,11 @@ struct Call {
     const float *d_denominator, *d_final, *d_final_z;
     Strided dq, dk, dv, dread, dwrite;
     float *ddecay, *dbeta, *dbonus, *dinitial, *dinitial_z;
+
+    // Tokens of a block. Four that erase may leave next to nothing of a state with so few keys, and a block's sums have terms of the size of
+    // the state on its other side, so that what is left would keep few digits.
+    int64_t step() const { return keys <= TOKENS && (rule == DELTA || rule == ERASE) ? 1 : TOKENS; }
+    int64_t chunk() const { return BLOCKS * step(); }  // tokens between saved states, as in linear_attention.py
 };
 
 // Compile-time constants: the number of reads (of S) and writes (into S) of a token, and the layout of panels.

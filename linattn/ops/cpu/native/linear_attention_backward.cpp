@@ -18,7 +18,7 @@ class Backward {
     const Call& call;
     const Task task;
     const Columns columns;
-    const int64_t rows, lanes, state, block_size;  // rows: keys in whole vectors, as are lanes
+    const int64_t step, rows, lanes, state, block_size;  // rows: keys in whole vectors, as are lanes
     PerKey per_key;
     float *S, *dS, *dS_turned, *states, *blocks, *reads, *writes, *products, *pairs, *dbeta, *dbonus;
 
@@ -29,7 +29,7 @@ public:
     int64_t used;
 
     Backward(const Call& call, int64_t i, float* data)
-        : call(call), task(call, i), columns(call, task.part), rows(up(call.keys, LANES)), lanes(rows),
+        : call(call), task(call, i), columns(call, task.part), step(call.step()), rows(up(call.keys, LANES)), lanes(rows),
           state(rows * columns.count()), block_size(up(Block<RULE>::size(call, columns), 16)), per_key{call, task} {
         Pieces pieces{data};
         per_key.take(pieces);
@@ -52,7 +52,7 @@ public:
         turn(dS, dS_turned);
         memset(dbonus, 0, lanes * sizeof(float));
         const int64_t tokens = task.at.last - task.at.first;
-        for (int64_t n = (tokens + CHUNK - 1) / CHUNK - 1; n >= 0; n--) chunk(n);
+        for (int64_t n = (tokens + call.chunk() - 1) / call.chunk() - 1; n >= 0; n--) chunk(n);
         settle();
         if (call.dinitial) store_state<WIDE>(call, columns, task.index(call), dS, call.dinitial, call.dinitial_z);
         if (RULE == BONUS)
@@ -64,17 +64,17 @@ private:
     Block<RULE> block(int b) const { return Block<RULE>(call, columns, blocks + b * block_size); }
 
     void chunk(int64_t n) {
-        const int64_t first = task.at.first + n * CHUNK;
-        const int count = least(task.at.last - first, CHUNK), last = (count + TOKENS - 1) / TOKENS;
+        const int64_t first = task.at.first + n * call.chunk();
+        const int count = least(task.at.last - first, call.chunk()), last = (count + step - 1) / step;
         for (int b = 0; b < last; b++)
-            prepare<RANK, RULE>(call, task, columns, first + b * TOKENS, least(count - b * TOKENS, TOKENS), block(b), true);
+            prepare<RANK, RULE>(call, task, columns, first + b * step, least(count - b * step, step), block(b), true);
         memcpy(S, task.kept(call, columns, n), state * sizeof(float));
         turn(S, states);
         if (F::READS == 2) repeat(last);
         values(first, count, last);
         meet_states(first, last);
         meet_gradients(first, last);
-        for (int b = 0; b < last; b++) gradients(b, first + b * TOKENS, least(count - b * TOKENS, TOKENS));
+        for (int b = 0; b < last; b++) gradients(b, first + b * step, least(count - b * step, step));
     }
 
     // Transposes slabs of columns with rows of keys to slabs of keys with rows of columns.
@@ -110,12 +110,13 @@ private:
             for (int b = last - 1; b >= 0; b--) {
                 const Block<RULE> own = block(b);
                 const auto out = [&](int i, int64_t column, Float dv, Float of_beta) {
-                    const int64_t t = b * TOKENS + i, at = call.dv.at(task.at.row, first + t, task.at.head) + columns.first + column;
+                    if (i >= step) return;
+                    const int64_t t = b * step + i, at = call.dv.at(task.at.row, first + t, task.at.head) + columns.first + column;
                     const int64_t rest = call.values - columns.first - column;
                     if (t < count && rest > 0) call.dv.put(at, least(rest, LANES), dv, streamed);
                     if (RULE == DELTA) store(dbeta + t * LANES, load(dbeta + t * LANES) + of_beta);
                 };
-                const Expect expect{task, first - CHUNK + b * TOKENS, c, decltype(width)::value * LANES, columns.count()};
+                const Expect expect{task, first - call.chunk() + b * step, c, decltype(width)::value * LANES, columns.count()};
                 if (first > task.at.first) expect(call.q, task.at.head / call.group, call.keys);
                 Slab<RULE, decltype(width)::value>{own, c}.backward(dS + c * rows, call.keys, decay_of_rows<RANK>(own.keys, F::KEEP), out);
             }
@@ -147,7 +148,7 @@ private:
                 const Block<RULE> by = block(b);
                 Float sum[F::READ][W] = {}, key[F::WRITE][W];
                 if (first > task.at.first) {
-                    const Expect expect{task, first - CHUNK + b * TOKENS, k, W * LANES, lanes};
+                    const Expect expect{task, first - call.chunk() + b * step, k, W * LANES, lanes};
                     expect(call.k, task.at.head / call.group, call.keys);
                     if (RANK == CHANNEL) expect(call.decay, task.at.head, call.keys);
                 }
@@ -173,7 +174,7 @@ private:
                 const Block<RULE> by = block(b);
                 Float sum[F::WRITE][W] = {}, key[F::READ][W], product[W] = {};
                 if (first > task.at.first) {
-                    const Expect expect{task, first - CHUNK + b * TOKENS, k, W * LANES, lanes};
+                    const Expect expect{task, first - call.chunk() + b * step, k, W * LANES, lanes};
                     expect(call.v, task.at.head, call.values);
                     expect(call.d_o, task.at.head, call.values);
                 }

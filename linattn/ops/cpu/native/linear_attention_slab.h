@@ -222,7 +222,7 @@ struct Task {
         at.row = call.ends ? 0 : sequence;
         at.first = call.ends ? call.ends[sequence] : 0;
         at.last = call.ends ? call.ends[sequence + 1] : call.tokens;
-        slot = call.ends ? at.first / CHUNK + sequence : sequence * ((call.tokens + CHUNK - 1) / CHUNK);
+        slot = call.ends ? at.first / call.chunk() + sequence : sequence * ((call.tokens + call.chunk() - 1) / call.chunk());
     }
     int64_t index(const Call& call) const { return sequence * call.heads + at.head; }
     // Position of token t in outputs with one part for each share of the columns.

@@ -1,0 +1,28 @@
+"""A log of random cases that time ends: it has the first cases, and another run of the same machine goes on after them."""
+
+import argparse
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from benchmarks import fuzz
+
+
+def test_the_cases_done_are_the_first_ones():
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(lambda i=i: (time.sleep(0.2 if i == 0 else 0.05), i)[1]) for i in range(40)]
+        done = list(fuzz.results(pool, futures, latest=time.monotonic()))
+    assert sorted(done) == list(range(len(done))) and len(done) < 40
+
+
+def test_another_log_is_not_gone_on_with(tmp_path, capsys):
+    path, parser = tmp_path / "log.json", argparse.ArgumentParser()
+    log = {"schema": "linattn.fuzz", "seed": 1, "cpu": "one", "cases": 3}
+    path.write_text(json.dumps(log))
+    assert fuzz.read(parser, path, {"seed": 1, "cpu": "one"}) == log
+    for wanted in ({"seed": 2, "cpu": "one"}, {"seed": 1, "cpu": "two"}):
+        with pytest.raises(SystemExit):
+            fuzz.read(parser, path, wanted)
+    assert "another seed" in (said := capsys.readouterr().err) and "another cpu" in said

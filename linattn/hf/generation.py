@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 
+from linattn.extras import unsupported
 from linattn.generate.prefill import prefill, resume
 from linattn.generate.stream import check_draft
 from linattn.hf import captured
@@ -21,6 +22,7 @@ from linattn.state import State
 from linattn.state.store import PrefixStore
 
 Prefixes = PrefixStore | str | os.PathLike[str]
+UNSUPPORTED = unsupported("transformers", "generate")
 
 
 class StateGenerationMixin(GenerationMixin):
@@ -88,7 +90,12 @@ class StateGenerationMixin(GenerationMixin):
                 but the last one, and no padding after the end of a row. It is not changed.
             prefixes: a :class:`linattn.state.PrefixStore` or its folder: reading starts after the longest stored prefix, and the
                 states of new prefixes, and of a single continuation, are stored.
+
+        Raises:
+            RuntimeError: if the installed transformers is of a version that is not supported; the message has the supported ones.
         """
+        if UNSUPPORTED is not None:
+            raise RuntimeError(UNSUPPORTED)
         if inputs is not None and kwargs.get("input_ids") is None:
             inputs, kwargs["input_ids"] = None, inputs
         ids = kwargs.get("input_ids")

@@ -105,6 +105,7 @@ from torch import Tensor, randn
 import linattn
 from linattn.mixers import GLA, Mixer, create
 from linattn.ops import Backend, Form
+from linattn.train import TrainOptions
 
 q = randn(1, 4, 2, 8)
 form: Form = "chunk"
@@ -113,6 +114,7 @@ assert_type(linattn.linear_attention(q, q, q, form=form, backend=backend), Tenso
 assert_type(create("gla", dim=64, heads=2), GLA)
 assert_type(create("mixer of a plugin", dim=64, anything=1), Mixer)
 assert_type(linattn.mixers.GatedDeltaNet(dim=64), linattn.mixers.GatedDeltaNet)
+TrainOptions(mixer="gla", data="tokens", out="runs/small")
 """
 WRONG = """
 linattn.linear_attention(q, q, q, form="chunked")

@@ -26,16 +26,21 @@ def language_parameters(config: LMConfig) -> int:
     Raises:
         ValueError: for invalid options and sizes, as the model itself, and for a tensor larger than any memory.
     """
-    mixer_names, ffn_names = pattern.parse(config.mixer, "mixer"), pattern.parse(config.ffn, "ffn")
-    period = config.layers if config.layer_options else min(config.layers, math.lcm(len(mixer_names), len(ffn_names)))
-    one = config if period == config.layers else _shortened(config, period)
-    makes: dict[str, int] = {}
+    one = one_period(config)
+    period, makes = one.layers, dict[str, int]()
     total = (2 - config.tie_embeddings) * config.vocab_size * config.dim
     for layer, make in enumerate(zip(one.mixer_names, one.ffn_names, one.layer_options or [{}] * period, strict=True)):
         if (key := repr(make)) not in makes:
             makes[key] = built_parameters(partial(Block, one, layer))
         total += makes[key] * (config.layers // period + (layer < config.layers % period))
     return total
+
+
+def one_period(config: LMConfig) -> LMConfig:
+    """Return ``config`` with the layers of one period of its patterns, or with all of them if it has options of single layers."""
+    mixer_names, ffn_names = pattern.parse(config.mixer, "mixer"), pattern.parse(config.ffn, "ffn")
+    period = config.layers if config.layer_options else min(config.layers, math.lcm(len(mixer_names), len(ffn_names)))
+    return config if period == config.layers else _shortened(config, period)
 
 
 def stack_parameters(build: Callable[[int], nn.Module], layers: int) -> int:

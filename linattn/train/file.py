@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -41,11 +42,21 @@ def _parsed(path: Path) -> Any:
         if path.suffix == ".toml":
             return tomllib.loads(text)
         if path.suffix in (".yaml", ".yml"):
-            import yaml  # type: ignore[import-untyped]
-
-            return yaml.safe_load(text) or {}
+            return _yaml(text) or {}
     except Exception as error:  # TOML and YAML parsers raise different types
         if isinstance(error, ImportError):
             raise
         raise ValueError(f"{path} is damaged: {' '.join(str(error).split())}") from None
     raise ValueError(f"{path} must end in .toml, .yaml or .yml")
+
+
+def _yaml(text: str) -> Any:
+    """Parse YAML with the numbers of its version 1.2, where ``1e-3`` is one. PyYAML has those of 1.1, where it is a string."""
+    import yaml  # type: ignore[import-untyped]
+
+    class Loader(yaml.SafeLoader):
+        """Adds a rule to a copy of the safe loader's rules."""
+
+    number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    return yaml.load(text, Loader)  # noqa: S506  a safe loader

@@ -19,7 +19,7 @@ from linattn.models.block import Block
 from linattn.models.loss import chunk_of
 from linattn.parallel import heads
 from linattn.train.plan_options import DEVICES, PlanOptions
-from linattn.train.setup import model_config
+from linattn.train.setup import check_sharing, model_config
 from linattn.train.speed import token_flops
 
 FLOAT = 4
@@ -87,12 +87,13 @@ def plan(options: PlanOptions) -> Plan:
     the portable form; GPU kernels save fewer. Time is operations over the share ``mfu`` of the device's peak, and bytes over the links.
 
     Raises:
-        ValueError: for a model that cannot be made, heads that cannot be shared, and parts of a sequence without tokens.
+        ValueError: for a model that cannot be made, heads or sequences that cannot be shared, and parts of a sequence without tokens.
     """
     if options.context < options.cp:
         raise ValueError(f"context must have a token for each of cp = {options.cp} cards, but came as {options.context}")
     made = model_config(options, options.vocab_size)
     config = LMConfig(**{**_fields(made), "tie_embeddings": options.tie_embeddings})
+    check_sharing(config, options.cp, options.tp)
     blocks = list(_blocks(config, options.tp))
     parts = _parts(config, blocks, options)
     memory = _memory(config, blocks, parts, options)
@@ -136,8 +137,6 @@ def _part(block: Block, config: LMConfig, layer: int, tp: int) -> Block:
         whole = getattr(block, slot)
         if tp == 1 or whole is None:
             continue
-        if (why := heads.refusal(whole, options, tp)) is not None:
-            raise ValueError(f"{whole.info.name} does not run under tensor parallelism of {tp}: {why}")
         own, cuts = heads.part(whole, options, tp)
         heads.fill(own, dict(heads.tensors(whole)), cuts, 0, tp)
         setattr(block, slot, own)

@@ -10,6 +10,7 @@ from linattn.train.options import CHOICES
 
 # Dense bfloat16 operations a second and bytes of memory of a card, from the vendor's data sheets; a "cpu" is whatever is given.
 DEVICES = {"h200": (989e12, 141e9), "h100": (989e12, 80e9), "b200": (2250e12, 180e9), "a100": (312e12, 80e9)}
+MOST_LAYERS = 100_000  # a plan visits each of them
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ class PlanOptions:
         for name in ("link", "network", "mfu"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be positive and finite, but came as {getattr(self, name)!r}")
+        if self.layers > MOST_LAYERS:
+            raise ValueError(f"layers must be at most {MOST_LAYERS}, but came as {self.layers}")
         if self.mfu > 1:
             raise ValueError(f"mfu must be at most 1, but came as {self.mfu!r}")
         for name, choices in (("device", tuple(DEVICES)), ("dtype", CHOICES["dtype"]), ("optimizer", CHOICES["optimizer"])):

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import TrainingArguments
 
-from linattn import mixers
+from linattn import mixers, models
 from linattn.arguments import known_device
 from linattn.hf import LMConfig
+from linattn.mixers import Mixer
 from linattn.models import pattern
+from linattn.models.block import Block
 from linattn.models.loss import TokenLoss, chunk_of
+from linattn.models.memory import one_period
+from linattn.parallel import heads
 from linattn.train.optimizers import BETAS
 from linattn.train.options import TrainOptions
 from linattn.train.plan_options import PlanOptions
@@ -62,6 +66,22 @@ def model_config(options: TrainOptions | PlanOptions, vocab_size: int) -> LMConf
         vocab_size=vocab_size, dim=options.dim, layers=options.layers, mixer=options.mixer, ffn=options.ffn,
         ffn_dim=options.ffn_dim, mixer_options=given, ffn_options=options.ffn_options,
     )  # fmt: skip
+
+
+def check_sharing(config: models.LMConfig, cp: int, tp: int) -> None:
+    """Raise ValueError for a mixer that cannot share a sequence (``cp``), or a mixer or feed-forward that cannot share heads (``tp``)."""
+    one = one_period(config)
+    for layer in range(one.layers if max(cp, tp) > 1 else 0):
+        with torch.device("meta"):
+            block = Block(one, layer)
+        if cp > 1:
+            try:
+                block.mixer.check_sharded()
+            except NotImplementedError as error:
+                raise ValueError(f"cp must be 1, but came as {cp}: {error}") from None
+        for part, given in ((block.mixer, one.options_of(layer)), (block.ffn, one.ffn_options_of(layer))):
+            if tp > 1 and part is not None and (why := heads.refusal(cast(Mixer, part), given, tp)) is not None:
+                raise ValueError(f"{cast(Mixer, part).info.name} does not run under tensor parallelism of {tp}: {why}")
 
 
 def loss_chunk(options: TrainOptions, vocab_size: int) -> int:

@@ -53,6 +53,7 @@ def train(options: TrainOptions, *, progress: bool = True) -> TrainResult:
     require_training(config, tokens=tokens, chunk=setup.loss_chunk(options, data.vocab_size), shards=shards)
     with torch.device("meta"):  # widths that do not divide are refused before the folder is created
         LinattnForCausalLM(config)
+    setup.check_sharing(config, options.cp, options.tp)
     args = setup.training_arguments(options)
     main = args.process_index == 0
     with ExitStack() as held:  # locks of the main process

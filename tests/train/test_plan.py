@@ -103,6 +103,8 @@ def test_what_follows_from_a_mesh() -> None:
     ("given", "message"),
     [
         ({"mixer": "retnet", "tp": 2}, "retnet does not run under tensor parallelism of 2"),
+        ({"mixer": "gla*2, lstm", "dim": 64, "cp": 2}, "cp must be 1, but came as 2: lstm does not run under context_parallel"),
+        ({"layers": 10**12}, "layers must be at most 100000, but came as 1000000000000"),
         ({"context": 4, "cp": 8}, "context must have a token for each of cp = 8 cards, but came as 4"),
         ({"device": "tpu"}, "device must be 'h200' or"),
         ({"link": 0.0}, "link must be positive"),

@@ -19,7 +19,7 @@ from linattn.train import TrainOptions, checkpoint, load_run, processes, train
 from linattn.train.processes import Batches, Processes
 from tests.pair import answer_of
 from tests.train.pair import digest, options_of, recorded
-from tests.train.runs import TEXT
+from tests.train.runs import TEXT, options
 
 SMALL = {
     "mixer": "gated_deltanet, softmax", "steps": 4, "dim": 32, "layers": 2, "context": 15, "batch_size": 4, "save_every": 2,
@@ -174,6 +174,21 @@ def test_batches_of_groups() -> None:
 def test_processes_that_do_not_fit(given, count, message) -> None:
     with pytest.raises(ValueError, match=message):
         processes.check(TrainOptions(**given), count)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"mixer": "gla, slstm", "cp": 2}, "cp must be 1, but came as 2: slstm does not run under context_parallel: it has no form"),
+        ({"mixer": "gla, retnet", "tp": 2}, "retnet does not run under tensor parallelism of 2: its heads are not independent"),
+        ({"heads": 1, "tp": 2}, "gla does not run under tensor parallelism of 2: its 1 heads are no multiple of 2"),
+    ],
+)
+def test_mixers_that_cannot_be_shared_are_refused_before_anything_is_written(given, message, text, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=message):
+        train(options(tmp_path / "run", text, **given), progress=False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_passes_of_a_step_follow_the_processes(monkeypatch) -> None:

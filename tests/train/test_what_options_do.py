@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from functools import wraps
+from pathlib import Path
 
 import pytest
 import torch
@@ -244,6 +245,14 @@ def test_a_file_of_options(name, text, tmp_path):
     assert main(["train", "--config", str(tmp_path / name), *words]) == 0
     begun = saved_options(tmp_path / "run")
     assert (begun.steps, begun.batch_size) == (1, 5), "the command line precedes"
+
+
+@pytest.mark.parametrize("written", ["1e-3", "1E-3", "+1.e-03", "10.0e-4", ".1e-2", "0.001"])
+def test_powers_of_ten_are_numbers_in_yaml_too(written, tmp_path):
+    (tmp_path / "a.yaml").write_text(f"learning_rate: {written}\nsteps: 10\nout: '1e-3'\ntext: [1e-3.txt]\n")
+    found = read_options(tmp_path / "a.yaml")
+    assert found == {"learning_rate": 0.001, "steps": 10, "out": Path("1e-3"), "text": ("1e-3.txt",)}
+    assert isinstance(found["steps"], int)
 
 
 @pytest.mark.parametrize(

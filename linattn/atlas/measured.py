@@ -153,12 +153,15 @@ def _decode(body: dict, seen: Inspection) -> Measured | None:
     return Measured(Both("Decoding with a language model", "语言模型的解码"), _where(body), heads, rows)
 
 
-# Suites of ``linattn bench`` by what only their rows have.
-_SUITES = {"times_llama": _train_cpu, "side": _vision, "floor_ms": _decode, "tokens_per_second": _train, "decay_dtype": _ops}
+# Suites of ``linattn bench`` by columns that together only their rows have.
+_SUITES = (
+    ({"times_llama"}, _train_cpu), ({"side"}, _vision), ({"floor_ms"}, _decode), ({"library", "tokens_per_second"}, _train),
+    ({"decay_dtype", "ms"}, _ops),
+)  # fmt: skip
 
 
 def _bench(body: dict, seen: Inspection) -> Measured | None:
-    read = next((read for key, read in _SUITES.items() if any(key in row for row in body["rows"])), _nothing)
+    read = next((read for columns, read in _SUITES if any(columns <= row.keys() for row in body["rows"])), _nothing)
     return read(body, seen)
 
 

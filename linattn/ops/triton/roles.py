@@ -95,7 +95,7 @@ def role(
     ``mine`` is multiplied with ``one`` and, if ``TWO``, ``two``, and with ``state``, that before the chunk (the cotangent of that after
     it), which ``edge`` brings to the middle; ``scales`` are those of the state, of ``one`` and of ``two``.
     Queries may read ``BEFORE`` their token's decay. Then neighbours have no decay between them (``APART``) and are added separately,
-    so that the decay's gradient contains no rounding error of theirs. Both ends of a pair are rounded equally here and on its other
+    so that the decay's gradient contains none of their rounding errors. Both ends of a pair are rounded equally here and on its other
     side, because their shared part must cancel in the decay's gradient.
     """
     K: tl.constexpr = shape.K

@@ -18,7 +18,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "convert.rst"
 SERVING = PAGE.parent / "serving.rst"
 MARKED = re.compile(r"(\.\. from (benchmarks/results/[\w-]+\.json)\n).*?(?=^\.\. end$)", re.S | re.M)
 KINDS = ("pure", "uniform", "chosen")
+LONGER = ", longer"  # ends the names of students with more tokens in the second stage
 MORE = ", more text"  # ends the names of rows of a run with more text to draw from
+PLAIN = ", not calibrated"  # ends the names of first stages without calibration
 Row = dict[str, Any]
 
 
@@ -32,6 +34,17 @@ def list_table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def _by_name(body: dict[str, Any]) -> dict[str, Row]:
     return {row["name"]: row for row in body["rows"]}
+
+
+def joined(bodies: list[dict[str, Any]]) -> dict[str, Any]:
+    """Rows of several cards as one: what an earlier card has counts; a comparison keeps the row of its own card."""
+    rows: dict[str, Row] = {}
+    for body in bodies:
+        own = _by_name(body)
+        for name, row in own.items():
+            beside = {"calibrated": own[name.removesuffix(PLAIN)]} if name.endswith(PLAIN) else {}
+            rows.setdefault(name, row | beside)
+    return {"rows": list(rows.values())}
 
 
 def _needles(row: Row) -> dict[int, float]:
@@ -51,7 +64,7 @@ def students(body: dict[str, Any]) -> str:
     for kind in KINDS:
         for name, row in rows.items():
             mixer, _, which = name.partition(" ")
-            if which in (kind, f"{kind}, longer", kind + MORE) and "evaluation" in row:
+            if which in (kind, kind + LONGER, kind + MORE) and "evaluation" in row:
                 cells.append(_line(f"{mixer}, {which}", row, teacher, rows, _first(name)))
     return list_table(heads, cells)
 
@@ -147,9 +160,8 @@ def calibration(body: dict[str, Any]) -> str:
     """KL along the first stage, with calibration and without."""
     cells = []
     for name, row in _by_name(body).items():
-        if name.endswith("not calibrated"):
-            with_it = _by_name(body)[name.removesuffix(", not calibrated")]
-            for title, one in (("calibrated", with_it), ("not calibrated", row)):
+        if name.endswith(PLAIN):
+            for title, one in (("calibrated", row["calibrated"]), ("not calibrated", row)):
                 cells += [(title, str(r["stage"]), f"{r['tokens']:,}", f"{r['kl']:.3f}") for r in one["history"]]
     return list_table(("first stage", "stage", "tokens", "KL"), cells) if cells else ""
 
@@ -191,11 +203,24 @@ def seeds(body: dict[str, Any]) -> str:
     return list_table(("student", "seeds", "KL", "needles, mean over lengths"), cells) if cells else ""
 
 
+def _is_student(name: str) -> bool:
+    return name.removesuffix(MORE).removesuffix(LONGER).endswith(KINDS)
+
+
+def _reached(row: Row) -> tuple[str, str]:
+    """Whether calibration reaches in a third of the tokens what the first stage without it ends with, and when it does."""
+    last = row["history"][-1]
+    late = min((r["tokens"] for r in row["calibrated"]["history"] if r["kl"] <= last["kl"]), default=None)
+    when = "later" if late is None else f"at {100 * late / last['tokens']:.0f} % of them"
+    met = late is not None and 3 * late <= last["tokens"]
+    return ("yes" if met else "no"), f"{row['name'].partition(' ')[0]}: {when}"
+
+
 def aims(body: dict[str, Any]) -> str:
     """What was aimed at, how many students reach it, and the best."""
     rows = _by_name(body)
     best = rows["teacher"]["evaluation"]["bits_per_byte"]
-    given = [(name, row) for name, row in rows.items() if "evaluation" in row and name.removesuffix(MORE).endswith(KINDS)]
+    given = [(name, row) for name, row in rows.items() if "evaluation" in row and _is_student(name)]
     hybrid, pure = [x for x in given if x[1]["kept"]], [x for x in given if not x[1]["kept"]]
 
     def over(row: Row) -> float:
@@ -218,7 +243,9 @@ def aims(body: dict[str, Any]) -> str:
             reach = f"{sum(chosen > uniform for chosen, uniform in pairs)} of {len(pairs)} seeds"
             cells.append((f"more needles with chosen than with uniform layers, {mixer}", reach, f"{gains} percentage points"))
     if given:
-        if not any(name.endswith(", not calibrated") for name in rows):
+        compared = [_reached(row) for name, row in rows.items() if name.endswith(PLAIN)]
+        cells += [("with calibration the same KL in a third of the tokens", *said) for said in compared]
+        if not compared:
             cells.append(("with calibration the same KL in a third of the tokens", "not measured", ""))
         slowest, name = max((row["seconds"] + rows[_first(name)]["seconds"], name) for name, row in given)
         cells.append(("at most 30 minutes a student", f"{len(given)} of {len(given)}" if slowest <= 1800 else "not all",
@@ -235,7 +262,7 @@ def second_half(body: dict[str, Any]) -> str:
     """How much the KL falls in the second half of the second stage."""
     falls = []
     for name, row in _by_name(body).items():
-        if "evaluation" in row and name.removesuffix(MORE).endswith(KINDS):
+        if "evaluation" in row and _is_student(name):
             validated = [record["kl"] for record in row["history"] if record["stage"] == 2]
             if len(validated) == 2:
                 falls.append(100 * (1 - validated[1] / validated[0]))
@@ -290,15 +317,22 @@ def text(path: str) -> str:
         return "\n" + thirds(body) + "\n"
     if body["schema"] == "linattn.bench.gpu":
         return "\n" + pool(body) + "\n"
+    others = [json.loads(f.read_text(encoding="utf-8")) for f in sorted(file.parent.glob("convert-*.json")) if f != file]
+    return _conversions([body, *(other for other in others if other["schema"] == body["schema"])])
+
+
+def _conversions(bodies: list[dict[str, Any]]) -> str:
+    """Tables of the students of all cards, and of each card's decoding."""
+    body, cards = joined(bodies), " and ".join(one["card"] for one in bodies)
     run = next(row["run"] for row in body["rows"] if "history" in row)
-    facts = f"{body['card']}, torch {run['torch']}, {run.get('date', '')}".rstrip(", ")
+    facts = f"{cards}, torch {run['torch']}, {run.get('date', '')}".rstrip(", ")
     parts = [f"Measured on {facts} (``{run['command']}``, and the commands that stand in the rows).\n", needles(body)]
     parts += ["Aims:\n", aims(body), second_half(body)] if aims(body) else []
     if not students(body):
         parts.append("No second stage has come to its end yet: needles of students, layers chosen by KL and seeds were not measured.\n")
     for title, part in (
         ("Students:", students(body)),
-        ("Decoding one sequence (bfloat16 on the GPU, float32 in four threads of a busy CPU):", decoding(body)),
+        *((f"Decoding one sequence, {one['card']} (bfloat16; float32 in four threads of a busy CPU):", decoding(one)) for one in bodies),
         ("After the first stage, on the conversion's validation text; seconds beside others on the card:", first_stage(body)),
         ("Second stages that the time limit ended, seven layers softmax, at their last validation:", cut_off(body)),
         ("Learning rates of the second stage:", rates(body)), ("The first stage with and without calibration:", calibration(body)),

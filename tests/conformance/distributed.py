@@ -36,7 +36,7 @@ def main(rank: int, rendezvous: str, answer: str, *classes: str) -> None:
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
     if loopback is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # the machine's own name need not resolve
-    dist.init_process_group("gloo", init_method=Path(rendezvous).as_uri(), rank=rank, world_size=WORLD, timeout=timedelta(minutes=1))
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD, timeout=timedelta(minutes=1))
     mesh = init_device_mesh("cpu", (WORLD,))
     wraps = {"ddp": DistributedDataParallel, "fsdp2": lambda m: fully_shard(m, mesh=mesh)}
     answers: dict[str, dict[str, str | None]] = {}

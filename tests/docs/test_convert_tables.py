@@ -92,17 +92,32 @@ def test_aims_count_the_students_that_reach_them():
         row["evaluation"]["tasks"][0]["right"] = needles
         rows.append(row)
     rows += [student("kda stage 1", tokens1=3_000_000)]
-    made = convert_tables.aims({"rows": rows})
+    made = convert_tables.aims(convert_tables.joined([{"rows": rows}]))
     for line in (
         ["a hybrid at most 3 % more bits per byte than the teacher", "2 of 3", "2.0 % (kda uniform)"],
         ["a pure student at most 8 % more bits per byte than the teacher", "1 of 2", "7.0 % (gla pure, more text)"],
         ["a hybrid with 90 % top-1 agreement", "0 of 3", "85.0 % (gla uniform)"],
         ["more needles with chosen than with uniform layers, kda", "1 of 2 seeds", "+25.0 · +0.0 percentage points"],
         ["at most 30 minutes a student", "5 of 5", "at most 2.0 minutes beside others on the card (kda uniform)"],
+        ["with calibration the same KL in a third of the tokens", "no", "gla: at 100 % of them"],
     ):
         assert "   * - " + "\n     - ".join(line) + "\n" in made
-    assert "third of the tokens" not in made, "there are rows without calibration"
     assert "not measured" in convert_tables.aims({"rows": [row for row in rows if "not calibrated" not in row["name"]]})
+
+
+def test_another_card_adds_the_rows_that_the_first_lacks():
+    other = body() | {"card": "NVIDIA H100"}
+    calibrated, plain = student("gla stage 1"), student("gla stage 1, not calibrated")
+    calibrated["history"] = [{"stage": 1, "tokens": n, "kl": kl} for n, kl in ((2000, 0.3), (3000, 0.2))]
+    plain["history"] = [{"stage": 1, "tokens": 9000, "kl": 0.2}]
+    other["rows"] = [student("gla pure", over=9.0), student("gla chosen, longer", kept=[1], top1=0.91), calibrated, plain]
+    first = body()
+    first["rows"] = [row for row in first["rows"] if not row["name"].endswith(convert_tables.PLAIN)]
+    made = convert_tables.joined([first, other])
+    assert "12.0 %" in convert_tables.students(made) and "900.0 %" not in convert_tables.students(made)
+    aims = convert_tables.aims(made)
+    assert "1 of 2\n     - 91.0 % (gla chosen, longer)" in aims
+    assert "third of the tokens\n     - yes\n     - gla: at 33 % of them" in aims, "compared on its own card"
 
 
 def test_the_second_half_of_a_stage_is_compared_with_its_first():
@@ -128,5 +143,5 @@ def test_the_readme_says_what_its_student_needs(page):
 def test_parts_that_were_not_measured_are_left_out(part):
     few = body()
     few["rows"] = few["rows"][:3]
-    made = getattr(convert_tables, part)(few)
+    made = getattr(convert_tables, part)(convert_tables.joined([few]))
     assert (made == "") == (part != "students")

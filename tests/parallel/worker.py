@@ -34,7 +34,7 @@ def main(rank: int, rendezvous: str, answer: str, ranks: int, *cases: str) -> No
     if compare.DEVICE == "cuda":
         torch.cuda.set_device(rank)
     backend = "nccl" if compare.DEVICE == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=Path(rendezvous).as_uri(), rank=rank, world_size=ranks, timeout=timedelta(minutes=2))
+    dist.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=ranks, timeout=timedelta(minutes=2))
     mesh = init_device_mesh(compare.DEVICE, (ranks,))
     answers: dict[str, str | None] = {}
     for entry in cases:

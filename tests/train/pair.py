@@ -33,7 +33,7 @@ def main(rank: int, rendezvous: str, answer: str, ranks: int, runs: str) -> None
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=Path(rendezvous).as_uri(), rank=rank, world_size=ranks, timeout=timedelta(minutes=2))
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks, timeout=timedelta(minutes=2))
     answers = [outcome(options, rank) for options in json.loads(runs)]
     if rank == 0:
         Path(answer).write_text(json.dumps(answers), encoding="utf-8")

@@ -20,6 +20,7 @@ from typer.main import get_command
 
 import linattn
 from linattn.arguments import beyond_memory
+from linattn.cli.once import say
 from linattn.extras import missing
 from linattn.train.options import Terminated
 
@@ -126,7 +127,7 @@ def _usage(error: typer.TyperException) -> str:
 
 
 def _refuse(message: str, code: int) -> int:
-    """Print ``message`` on one line of stderr and return ``code``."""
+    """Print ``message`` on one line of stderr, once for all processes of a launch, and return ``code``."""
     sys.stdout.flush()
-    print(f"linattn: {' '.join(message.split())}", file=sys.stderr)
+    say(f"linattn: {' '.join(message.split())}")
     return code

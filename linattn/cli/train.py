@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from linattn.cli.once import say
 from linattn.cli.options import options_of, takes
 from linattn.train.options import Terminated, TrainOptions
 
@@ -36,7 +37,7 @@ def train(
 
         begun = saved_options(asked.folder)
         if begun is None:
-            typer.echo(f"{asked.folder} holds no run yet: starting from the beginning", err=True)
+            say(f"{asked.folder} holds no run yet: starting from the beginning")
         else:
             asked = replace(begun, **given)
     from linattn.train import train

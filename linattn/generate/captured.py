@@ -2,6 +2,7 @@
 
 On a GPU the step is a CUDA graph, sampling included, so that a token is one launch. On a CPU it is a list of calls with their
 arguments bound. A step is made once for a model and the shapes of its state, and is reused by later generations with equal shapes.
+Generations that run at the same time have a step each, with buffers of its own; its graph is traced once for all of them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from linattn.generate import capacity
 from linattn.generate.deferral import Deferral
@@ -31,7 +32,7 @@ UNTRACEABLE = (RuntimeError, NotImplementedError, TypeError, ValueError)  # erro
 COMPILES = True  # compiles the small operations between kernels on a GPU
 KEPT = 4  # steps kept for one model while their states are small
 HELD = 1 << 30  # bytes of small states; of larger ones two steps are kept, and a step with a larger cache is dropped after its generation
-_steps: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Step]] = weakref.WeakKeyDictionary()
+_steps: weakref.WeakKeyDictionary[nn.Module, list[tuple[Hashable, Step]]] = weakref.WeakKeyDictionary()
 _making = threading.Lock()  # held by the thread that looks up or makes a step
 
 
@@ -77,32 +78,37 @@ def hooked(module: nn.Module) -> bool:
 def step_of(model: nn.Module, head: nn.Module, state: State, tokens: int) -> Step | str:
     """Captured step of the backbone ``model`` with ``head`` for states like ``state``, or the reason why there is none.
 
-    A new step is made if ``tokens`` more repay its cost. For growing states it has cache capacity for all or some of these.
+    A new step is made if ``tokens`` more repay its cost, or from one for equal states that another generation uses, whose graph it
+    shares. For growing states it has cache capacity for all or some of these tokens.
     """
     with _making:
         return _kept_or_new(model, head, state, tokens)
 
 
 def _kept_or_new(model: nn.Module, head: nn.Module, state: State, tokens: int) -> Step | str:
-    kept, slots = _steps.setdefault(model, {}), capacity.slots_of(model)
+    kept, slots = _steps.setdefault(model, []), capacity.slots_of(model)
     used, device = capacity.taken(state, slots), state.position.device.type
     size = 0 if used is None else capacity.slots_for(used, tokens + 1, device)  # with a slot for the last token, which may be read too
     key = (id(head), size, tuple(_kind(t, n in names) for layer, names in zip(state.layers, slots, strict=True) for n, t in layer.items()),
            *fingerprint(model, head))  # fmt: skip
-    step = kept.pop(key, None)
-    if step is not None and step.current():
-        kept[key] = step  # the least recently used step is dropped first
+    equal = [step for other, step in kept if other == key]
+    if equal and not equal[0].current():  # nor are the others, which share its graph
+        equal, kept[:] = [], [(other, step) for other, step in kept if other != key]
+    step = next((step for step in equal if not step.busy), None)
+    if step is not None:
+        kept.remove((key, step))
+        kept.append((key, step))  # the least recently used step is dropped first
         return step
-    if tokens < FROM[device]:
+    if not equal and tokens < FROM[device]:
         return f"{tokens} tokens are too few to repay capturing a step: {FROM[device]} are needed"
     try:
-        step = Step(model, head, capacity.preallocated(state, slots, size), size=size)
+        step = Step(model, head, capacity.preallocated(state, slots, size), size=size, like=equal[0] if equal else None)
     except UNTRACEABLE as error:
         return f"it cannot be traced: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     if not size or step.held <= HELD:
-        while len(kept) >= (KEPT if step.held + sum(other.held for other in kept.values()) <= HELD else 2):
-            kept.pop(next(iter(kept)))
-        kept[key] = step
+        while len(kept) >= (KEPT if step.held + sum(other.held for _, other in kept) <= HELD else 2):
+            kept.pop(0)
+        kept.append((key, step))
     return step
 
 
@@ -127,6 +133,15 @@ def _settings(*modules: nn.Module) -> tuple[Hashable, ...]:
     return tuple((str(adapters(m)), tuple(part.training for part in m.modules())) for m in modules)
 
 
+@dataclass(frozen=True)
+class Traced:
+    """Step graph, the numbers of its inputs that only grow by one, and the weights that its constants were computed from."""
+
+    module: fx.GraphModule
+    counters: Sequence[int]
+    computed: Sequence[Tensor]
+
+
 class Step:
     """Decoding step on fixed buffers: reads the tokens in ``tokens``, updates the state, and writes the next tokens over them.
 
@@ -135,12 +150,13 @@ class Step:
 
     ``buffers`` are a state, contiguous in memory, which the step updates in place; ``tokens`` [rows] int64, None: a new tensor. ``size``
     is the cache capacity: slots of each tensor with a slot per token, 0 if there is no such tensor or if the caller counts the slots.
-    ``deferral`` defers writes of states; ``state`` is then not up to date.
+    ``deferral`` defers writes of states; ``state`` is then not up to date. ``like`` is a step of the same model without a deferral, for
+    buffers of the same shapes, whose graph is used here too.
     """
 
     def __init__(
         self, model: nn.Module, head: nn.Module, buffers: State, *, size: int = 0, tokens: Tensor | None = None,
-        deferral: Deferral | None = None,
+        deferral: Deferral | None = None, like: Step | None = None,
     ) -> None:  # fmt: skip
         with torch.inference_mode(mode=False), torch.no_grad():
             self._slots, self._size, self._used = capacity.slots_of(model), size, 0
@@ -150,21 +166,26 @@ class Step:
             self.ended = torch.zeros_like(self.tokens, dtype=torch.bool)
             inputs = [self.tokens, *self._leaves]
             self._deferral = deferral
-            defer = {} if deferral is None else {"defer": partial(deferral.beside, inputs)}
-            self._module = make_step_graph(self._function(model, head), inputs, **defer)
-            self._counters = [inputs[i] for i in self._module.meta["counters"]]
-            computed = self._module.meta["computed"]
-            if on_gpu(self.tokens) and COMPILES:  # elsewhere torch's compiler has no Triton
-                self._module = compile_regions(self._module)
+            self._traced: Traced = self._trace(model, head, inputs) if like is None else like._traced
+            self._module = self._traced.module
+            self._counters = [inputs[i] for i in self._traced.counters]
             self._program = None if self.tokens.is_cuda else Program(self._module, inputs)
             copied = [] if self._program is None else self._program.copied
-            self._computed = list({id(t): t for t in (*computed, *copied)}.values())
+            self._computed = list({id(t): t for t in (*self._traced.computed, *copied)}.values())
             self._sums = sums_of_bits(self._computed)
         self.lock = threading.RLock()
         self.verifications: dict[Hashable, Any] = {}  # of drafts, on these buffers (verify_graph.py)
         self._graph: Graph | None = None
         self._choice: Choice | None = None
         self._user: Callable[[], Any] = lambda: None
+
+    def _trace(self, model: nn.Module, head: nn.Module, inputs: Sequence[Tensor]) -> Traced:
+        defer = {} if self._deferral is None else {"defer": partial(self._deferral.beside, inputs)}
+        module = make_step_graph(self._function(model, head), inputs, **defer)
+        counters, computed = module.meta["counters"], module.meta["computed"]
+        if on_gpu(self.tokens) and COMPILES:  # elsewhere torch's compiler has no Triton
+            module = compile_regions(module)
+        return Traced(module, counters, computed)
 
     def _function(self, model: nn.Module, head: nn.Module) -> Callable[..., list[Tensor]]:
         def step(tokens: Tensor, *leaves: Tensor) -> list[Tensor]:
@@ -181,6 +202,12 @@ class Step:
     def current(self) -> bool:
         """True if the weights that constants were computed from are unchanged; writes through ``data`` are not detected."""
         return self._sums == sums_of_bits(self._computed)
+
+    @property
+    def busy(self) -> bool:
+        """True while a generation with tokens left decodes by this step."""
+        user = self._user()
+        return getattr(user, "_step", None) is self and user._left > 0
 
     @property
     def state(self) -> State:

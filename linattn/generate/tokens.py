@@ -181,9 +181,12 @@ class Tokens(Iterator[Any]):
             self._ended = self._ended | (token == stop)
 
     def give_up(self) -> None:
-        """Continue without the captured step, which another generation needs."""
+        """Leave the captured step to another generation, and capture one anew with the next token.
+
+        This happens after the last token, and where two threads were given one step.
+        """
         self._leave()
-        self.how = "as the model is written: another generation took the captured step"
+        self.how, self._captures = "as the model is written: another generation took the captured step", True
 
     @torch.no_grad()
     def _leave(self) -> None:

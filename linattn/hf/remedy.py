@@ -19,6 +19,7 @@ _PATTERNS = {  # of families whose default config is irregular or is not read
     "kimi_linear": {"mixer": "kda*3, mla", "ffn": "swiglu, experts*3"},
     "rwkv6": {"mixer": "rwkv6, rwkv_channel", "ffn": "none"},
 }
+_PARTS = ("norm_eps",)  # options that are None without the part that they describe
 _SIZES = {"vocab_size", "dim", "layers", "ffn_dim", "mixer", "mixer_options", "ffn_options", "layer_options"}
 
 
@@ -38,6 +39,8 @@ def remedy(ours: LMConfig, again: LMConfig) -> str:
     }
     if "ffn" in changed:
         options.append(f'--ffn "{changed.pop("ffn")}"')
+    if "norm" in changed:
+        options.append(f"--norm {changed.pop('norm')}")
     python = [f"{name}={value!r}" for name, value in changed.items()]
     return " ".join([*options, *([f"LMConfig({', '.join(python)}) in Python"] if python else [])])
 
@@ -54,7 +57,7 @@ def distinct(differences: Iterable[str], most: int = 4) -> str:
 def _options(ours: LMConfig, again: LMConfig) -> dict[tuple[str, str], Any]:
     """Options of mixers, by mixer and option, whose value in ``again`` is the same in all layers and differs from ours.
 
-    Options that are None here follow from the width, as in the published class.
+    Options that are None here follow from the width, as in the published class, except those of :data:`_PARTS`.
     """
     wanted: dict[tuple[str, str], list[Any]] = {}
     if ours.mixer_names != again.mixer_names:
@@ -63,7 +66,7 @@ def _options(ours: LMConfig, again: LMConfig) -> dict[tuple[str, str], Any]:
         defaults = {p.name: p.default for p in inspect.signature(mixers.info(name).cls).parameters.values() if p.default is not p.empty}
         was, would_be = defaults | ours.options_of(layer), defaults | again.options_of(layer)
         for option in would_be:
-            if was.get(option) not in (None, would_be[option]):
+            if was.get(option) != would_be[option] and (was.get(option) is not None or option in _PARTS):
                 wanted.setdefault((name, option), []).append(would_be[option])
     return {place: values[0] for place, values in wanted.items() if all(value == values[0] for value in values)}
 

@@ -21,6 +21,7 @@ class Terminated(RuntimeError):
 
 
 CHOICES = {
+    "norm": ("rms", "zero_centered_rms", "layer"),
     "dtype": ("bf16", "fp32"),
     "optimizer": ("adamw", "muon"),
     "schedule": ("cosine", "wsd", "linear", "constant"),
@@ -47,6 +48,7 @@ class TrainOptions:
         ffn: pattern of feed-forward names such as ``"swiglu, switch"``.
         ffn_dim: inner width of the feed-forwards; None: 8/3 of dim.
         ffn_options: options of each feed-forward's constructor, by its name.
+        norm: norms around the layers: ``"rms"``, ``"zero_centered_rms"`` (Qwen3-Next's) or ``"layer"``.
         context: tokens of one sequence.
         batch_size: sequences of one forward pass, on each process, or on each ``tp`` x ``cp`` processes that share them.
         accumulate: forward and backward passes whose gradients are summed for one step.
@@ -99,6 +101,7 @@ class TrainOptions:
     ffn_options: dict[str, dict[str, Any]] = option(
         {}, "An option of a feed-forward's constructor, such as switch.count=8; may be given again.", "NAME.OPTION=VALUE"
     )
+    norm: str = option("rms", "Norms around the layers: rms, zero_centered_rms (Qwen3-Next's) or layer.", "NAME")
     context: int = option(256, "Tokens of one sequence.", "T", least=2)
     batch_size: int = option(16, "Sequences of a forward pass, on each process.", "B", least=1)
     accumulate: int = option(1, "Forward and backward passes per step.", "N", least=1)

@@ -18,7 +18,7 @@ class PlanOptions:
     """A model, the cards that train it, and their links.
 
     Args:
-        mixer, heads, mixer_options, dim, layers, ffn, ffn_dim, ffn_options: as of :class:`linattn.train.TrainOptions`.
+        mixer, heads, mixer_options, dim, layers, ffn, ffn_dim, ffn_options, norm: as of :class:`linattn.train.TrainOptions`.
         vocab_size: tokens of the vocabulary.
         tie_embeddings: whether embedding and head are one matrix.
         context: tokens of one sequence.
@@ -46,6 +46,7 @@ class PlanOptions:
     ffn: str = option("swiglu", 'Feed-forward of each layer, or "none".', "PATTERN")
     ffn_dim: int | None = option(None, "Inner width of the feed-forwards.", "D", shown="8/3 of the model width", least=1)
     ffn_options: dict[str, dict[str, Any]] = option({}, "An option of a feed-forward's constructor.", "NAME.OPTION=VALUE")
+    norm: str = option("rms", "rms, zero_centered_rms or layer.", "NAME")
     vocab_size: int = option(32768, "Tokens of the vocabulary.", "V", least=1)
     tie_embeddings: bool = option(False, "One matrix as embedding and head.")
     context: int = option(4096, "Tokens of one sequence.", "T", least=2)
@@ -74,7 +75,7 @@ class PlanOptions:
             raise ValueError(f"layers must be at most {MOST_LAYERS}, but came as {self.layers}")
         if self.mfu > 1:
             raise ValueError(f"mfu must be at most 1, but came as {self.mfu!r}")
-        for name, choices in (("device", tuple(DEVICES)), ("dtype", CHOICES["dtype"]), ("optimizer", CHOICES["optimizer"])):
+        for name, choices in (("device", tuple(DEVICES)), *((name, CHOICES[name]) for name in ("norm", "dtype", "optimizer"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, but came as {getattr(self, name)!r}")
 

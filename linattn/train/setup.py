@@ -64,7 +64,7 @@ def model_config(options: TrainOptions | PlanOptions, vocab_size: int) -> LMConf
             given[name] = {"heads": options.heads} | given.get(name, {})
     return LMConfig(
         vocab_size=vocab_size, dim=options.dim, layers=options.layers, mixer=options.mixer, ffn=options.ffn,
-        ffn_dim=options.ffn_dim, mixer_options=given, ffn_options=options.ffn_options,
+        ffn_dim=options.ffn_dim, mixer_options=given, ffn_options=options.ffn_options, norm=options.norm,
     )  # fmt: skip
 
 

@@ -200,3 +200,26 @@ def test_python_m_is_the_same_door():
     assert done.stdout == ""
     assert done.stderr.startswith("linattn: no mixer is called 'nothing'")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_refusal_is_printed_by_one_process_of_a_launch(capsys, monkeypatch, tmp_path):
+    """Whichever comes first: torchrun then ends the others. A message that only one of them has is printed by that one."""
+    for rank in (1, 0):
+        (tmp_path / str(rank)).mkdir()
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / str(rank) / "error.json"))
+        assert main(["show", "nothing"]) == 2
+        assert main(["show", f"nothing{rank}"]) == 2
+    assert re.findall(r"is called '(\w+)'", capsys.readouterr().err) == ["nothing", "nothing1", "nothing0"]
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "")  # torchrun keeps no files
+    assert main(["show", "nothing"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_refusal_under_torchrun(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "linattn"]
+    given = ["train", "--cp", "3", "--resume", "--out", str(tmp_path / "run")]
+    done = subprocess.run([*command, *given], capture_output=True, text=True, timeout=120)
+    said = [line for line in done.stderr.splitlines() if "must divide the number of processes" in line or "holds no run yet" in line]
+    assert [line.partition(" ")[0] for line in said] == [str(tmp_path / "run"), "linattn:"], done.stderr
+    assert done.returncode == 1 and re.findall(r"exitcode +: (-?\d+)", done.stderr)[-1] == "2"

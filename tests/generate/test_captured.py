@@ -171,13 +171,41 @@ def test_stops_and_states_on_the_way(device, never):
     assert got == wanted
 
 
-def test_two_at_once_share_a_step(never):
-    lm, prompts = model("gated_deltanet"), torch.randint(40, (2, 6)).tolist()
-    one, two = (stream(lm, p, max_new_tokens=12, temperature=0) for p in prompts)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mixer", ["gated_deltanet", "gla, softmax"])
+@pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 0.7, "top_k": 9}])
+def test_interleaved_streams_have_a_step_each(mixer, how, device, never, monkeypatch):
+    """The graph is traced once for both; a third stream that begins when one has ended takes over its step."""
+    traced, make = [], captured.make_step_graph
+    monkeypatch.setattr(captured, "make_step_graph", lambda *args: traced.append(args) or make(*args))
+    lm, prompts = model(mixer, device), torch.randint(40, (3, 6)).tolist()
+
+    def streams(prompts):
+        return [stream(lm, p, max_new_tokens=12, generator=torch.Generator(device).manual_seed(i), **how) for i, p in enumerate(prompts)]
+
+    one, two = streams(prompts[:2])
     got = list(zip(one, two, strict=True))
-    assert "another generation took" in one.how and one.state.position.tolist() == two.state.position.tolist() == [18]
+    assert [tokens.how.startswith("by a captured step") for tokens in (one, two)] == [True, True]
+    assert one._step is not two._step and len(traced) == 1
+    last, step = streams(prompts)[2], one._step
+    got_last = list(last)
+    assert last._step is step and one._step is None and len(traced) == 1
+    assert [tokens.state.position.tolist() for tokens in (one, two, last)] == [[18]] * 3
     never()
-    assert got == list(zip(*(stream(lm, p, max_new_tokens=12, temperature=0) for p in prompts), strict=True))
+    assert [*map(list, zip(*got, strict=True)), got_last] == [list(tokens) for tokens in streams(prompts)]
+
+
+def test_a_step_taken_by_another_thread_is_replaced(never):
+    """Two threads can be given one step: the first one that used it captures again."""
+    lm, prompt = model("gated_deltanet"), torch.randint(40, (6,)).tolist()
+    tokens = stream(lm, prompt, max_new_tokens=12, temperature=0)
+    got = [next(tokens) for _ in range(4)]
+    tokens.give_up()
+    assert "another generation took" in tokens.how
+    got += list(tokens)
+    assert "by a captured step" in tokens.how
+    never()
+    assert got == list(stream(lm, prompt, max_new_tokens=12, temperature=0))
 
 
 def test_a_step_is_made_once_and_again_for_other_weights(monkeypatch):
@@ -214,7 +242,7 @@ def test_what_was_computed_from_weights_is_so_again(mixer):
         return list(stream(lm, ids, max_new_tokens=12, temperature=0))
 
     written()
-    (first,) = captured._steps[lm.model].values()
+    ((_, first),) = captured._steps[lm.model]
     for parameter in lm.parameters():
         parameter.data.add_(torch.randn_like(parameter))
     wanted = ids[None]
@@ -222,9 +250,9 @@ def test_what_was_computed_from_weights_is_so_again(mixer):
         for _ in range(12):
             wanted = torch.cat([wanted, lm(wanted)[:, -1:].argmax(-1)], 1)
     assert written() == wanted[0, 5:].tolist()
-    (second,) = captured._steps[lm.model].values()
+    ((_, second),) = captured._steps[lm.model]
     assert written() == wanted[0, 5:].tolist()
-    assert second is not first and list(captured._steps[lm.model].values()) == [second]
+    assert second is not first and [step for _, step in captured._steps[lm.model]] == [second]
 
 
 class Adapted(nn.Linear):

@@ -29,6 +29,16 @@ def test_options_are_named_that_make_it_fit(name):
     assert their_config(fitting, family(name))["model_type"] == name
 
 
+def test_norms_are_named_that_make_a_hybrid_fit():
+    words = shlex.split(told(to="qwen3_next", mixer="gated_deltanet*3, softmax", layers=4))
+    options = _by_name("mixer_options", [word for word in words if "=" in word])
+    assert options["softmax"] == {"gated": True, "norm_eps": 1e-5} and words[-2:] == ["--norm", "zero_centered_rms"]
+    fitting = linattn.models.LMConfig(
+        vocab_size=20, dim=64, layers=4, mixer="gated_deltanet*3, softmax", mixer_options=options, norm=words[-1]
+    )
+    assert their_config(fitting, family("qwen3_next"))["model_type"] == "qwen3_next"
+
+
 @pytest.mark.parametrize(("name", "layers"), [("mamba", 2), ("mamba2", 2), ("gla", 2), ("llama", 2), ("hgrn2", 2)])
 def test_patterns_are_named_that_make_it_fit(name, layers):
     words = dict(re.findall(r'--(\w+) "([^"]+)"', layers_for(family(name))))

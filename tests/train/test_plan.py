@@ -24,12 +24,12 @@ HYBRID: dict[str, Any] = {
 
 
 def model_of(options: PlanOptions) -> linattn.LanguageModel:
-    names = ("mixer", "dim", "layers", "vocab_size", "ffn", "ffn_dim", "mixer_options", "tie_embeddings")
+    names = ("mixer", "dim", "layers", "vocab_size", "ffn", "ffn_dim", "mixer_options", "norm", "tie_embeddings")
     torch.manual_seed(0)
     return linattn.LanguageModel(linattn.LMConfig(**{name: getattr(options, name) for name in names}))
 
 
-@pytest.mark.parametrize("given", [{}, {"tie_embeddings": True}, {"mixer": "mamba2", "ffn": "none", "mixer_options": {}}])
+@pytest.mark.parametrize("given", [{}, {"tie_embeddings": True, "norm": "layer"}, {"mixer": "mamba2", "ffn": "none", "mixer_options": {}}])
 def test_parameters_and_states_are_those_of_the_model(given) -> None:
     options = PlanOptions(**{**HYBRID, **given})
     model, found = model_of(options), plan(options)

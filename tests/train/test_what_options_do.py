@@ -16,10 +16,12 @@ from linattn.data.packed import PackedTokens
 from linattn.hf import LinattnForCausalLM, LMConfig
 from linattn.models import loss
 from linattn.models.block import Block
+from linattn.models.config import NORMS
 from linattn.models.loss import TokenLoss
 from linattn.train import TrainOptions, checkpoint, load_run, saved_options, setup, sharded, train, training
 from linattn.train.file import read_options
 from linattn.train.optimizers import MuonAdamW, decayed, hidden_matrices
+from linattn.train.options import CHOICES
 from tests.train.runs import TEXT, contents, edited, options, rates
 
 SHORT = {"steps": 3, "save_every": None, "eval_every": 1, "layers": 1}
@@ -196,14 +198,15 @@ def test_logits_that_would_be_large_are_cut():
     assert setup.token_loss(replace(asked, z_loss=0.1), 256).chunk == 8 * 4096
 
 
-def test_heads_and_options_of_mixers(text, tmp_path):
+def test_heads_norms_and_options_of_mixers(text, tmp_path):
     words = "--steps 1 --dim 32 --layers 2 --context 16 --batch-size 2 --heads 2 --mixer-option softmax.heads=4".split()
     out = tmp_path / "run"
     words += ["--mixer", "gla, softmax", "--text", str(text), "--out", str(out), "--ffn", "switch", "--ffn-option", "switch.count=3"]
-    assert main(["train", *words, "--ffn-dim", "40"]) == 0
+    assert main(["train", *words, "--ffn-dim", "40", "--norm", "zero_centered_rms"]) == 0
     config = load_run(out)[0].config
     assert config.mixer_options == {"gla": {"heads": 2}, "softmax": {"heads": 4}}
-    assert (config.ffn_options, config.ffn_dim) == ({"switch": {"count": 3}}, 40)
+    assert (config.ffn_options, config.ffn_dim, config.norm) == ({"switch": {"count": 3}}, 40, "zero_centered_rms")
+    assert CHOICES["norm"] == NORMS  # written twice, because the options import no model
 
 
 def test_wrong_options_are_one_line(text, tmp_path, capsys, monkeypatch):
@@ -217,6 +220,7 @@ def test_wrong_options_are_one_line(text, tmp_path, capsys, monkeypatch):
         (["--mixer", "lstm", "--heads", "2"], "heads must be omitted for lstm"),
         (["--dtype", "fp16"], "dtype must be 'bf16' or 'fp32', but came as 'fp16'"),
         (["--optimizer", "sgd"], "optimizer must be 'adamw' or 'muon', but came as 'sgd'"),
+        (["--norm", "batch"], "norm must be 'rms' or 'zero_centered_rms' or 'layer', but came as 'batch'"),
         (["--schedule", "step"], "schedule must be 'cosine' or 'wsd' or 'linear' or 'constant', but came as 'step'"),
         (["--device", "tpu9"], "device must be a torch.device"),
         (["--device", "cuda:99"], "device 'cuda:99' is not available"),

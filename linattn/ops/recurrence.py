@@ -51,22 +51,22 @@ WALK = Operator(
 )  # fmt: skip
 CHUNKS = Operator(
     _chunks,
-    Pass(f"({_GPU}, bool wide, bool keeps) -> ({', '.join(['Tensor'] * 4)})", "chunk_forward"),
+    Pass(f"({_GPU}, bool wide, bool keeps) -> ({', '.join(['Tensor'] * 6)})", "chunk_forward"),
     Pass(
-        f"(Tensor do, Tensor? dfinal, {_GPU}, bool ddecay, Tensor starts, Tensor links) -> ({', '.join(['Tensor'] * 9)})",
-        "chunk_backward",
+        f"(Tensor do, Tensor? dfinal, {_GPU}, bool ddecay, Tensor starts, Tensor links, Tensor prepared, Tensor bounds) -> "
+        f"({', '.join(['Tensor'] * 9)})", "chunk_backward",
     ),
-    "o final starts links", "q k v decay beta read write bonus initial", "v", save_flag=True,
+    "o final starts links prepared bounds", "q k v decay beta read write bonus initial", "v", save_flag=True, recorded="recorded",
     once='the kernels of the recurrence have no gradients of gradients: ask for backend="torch"',
 )  # fmt: skip
 PARTS = Operator(
     _parts,
-    Pass(f"({_GPU}, bool wide, bool last, Any group, bool keeps) -> ({', '.join(['Tensor'] * 5)})"),
+    Pass(f"({_GPU}, bool wide, bool last, Any group, bool keeps) -> ({', '.join(['Tensor'] * 7)})"),
     Pass(
-        f"(Tensor do, Tensor? dfinal, {_GPU}, bool ddecay, bool last, Any group, Tensor starts, Tensor links, Tensor passages) -> "
-        f"({', '.join(['Tensor'] * 9)})"
+        f"(Tensor do, Tensor? dfinal, {_GPU}, bool ddecay, bool last, Any group, Tensor starts, Tensor links, Tensor passages, "
+        f"Tensor prepared, Tensor bounds) -> ({', '.join(['Tensor'] * 9)})"
     ),
-    "o final starts links passages", "q k v decay beta read write bonus initial", "v", save_flag=True,
+    "o final starts links passages prepared bounds", "q k v decay beta read write bonus initial", "v", save_flag=True,
     once='the kernels of the recurrence have no gradients of gradients: ask for backend="torch"',
 )  # fmt: skip
 

@@ -49,8 +49,8 @@ def test_nothing_in_use_overlaps():
 @pytest.mark.parametrize(
     ("kind", "rank", "most"),
     [
-        ("beta", "BTH", 4.6),
-        ("beta", "none", 4.6),
+        ("beta", "BTH", 0.6),
+        ("beta", "none", 0.6),
         ("plain", "BTH", 2.6),
         ("plain", "BTHK", 4.1),
         ("beta", "BTHK", 6.6),
@@ -58,14 +58,34 @@ def test_nothing_in_use_overlaps():
     ],
 )
 def test_what_a_backward_pass_needs_on_a_hopper_beside_its_results(kind, rank, most, monkeypatch):
-    """In tensors of the size of q: the states before chunks are two, and so are their cotangents, half of one those of segments."""
+    """In tensors of the size of q: the states before chunks are two, and so are their cotangents, half of one those of segments.
+
+    Of the delta rules without decays per channel only the last: states lie in the gradients of k and v, and no cotangents are stored.
+    """
+    program, saved, names, q = backward_on_a_hopper(kind, rank, monkeypatch)
+    assert program.bytes <= most * q.nbytes
+    assert ("prepare" in names) == (rank == "BTHK")
+    kept = [None if t is None else t.nbytes for t in saved[2:]]
+    bounds = 4 * 64 * 2 if rank == "BTH" else None  # numbers of 64 chunks and two heads
+    assert kept == ([q.nbytes, bounds] if kind == "beta" and rank != "BTHK" else [None, None])
+
+
+@pytest.mark.parametrize("unkept", ["unaligned", "idle", "recorded"])
+def test_a_backward_pass_prepares_again_what_was_not_kept(unkept, monkeypatch):
+    tokens, processors = 4000 if unkept == "unaligned" else 4096, 1000 if unkept == "idle" else 1
+    _, saved, names, _ = backward_on_a_hopper("beta", "BTH", monkeypatch, tokens, processors, reuse=unkept != "recorded")
+    assert saved[2:] == (None, None) and "prepare" in names
+
+
+def backward_on_a_hopper(kind, rank, monkeypatch, tokens=4096, processors=1, reuse=True):
+    """Its program, what the forward pass saved for it, the names of its kernels, and the queries."""
     monkeypatch.setitem(hopper._gluon_refusals, torch.device("cpu"), None)
-    monkeypatch.setattr(choice, "multiprocessors", lambda device: 1)
-    call = cases.make(kind, rank, B=1, T=4096, H=2, K=128, V=128, initial=False).to(torch.bfloat16, torch.bfloat16)
+    monkeypatch.setattr(choice, "multiprocessors", lambda device: processors)
+    call = cases.make(kind, rank, B=1, T=tokens, H=2, K=128, V=128, initial=False).to(torch.bfloat16, torch.bfloat16)
     t = call.tensors
     given = (t["q"], t["k"], t["v"], t.get("decay"), t.get("beta"), t.get("read"), t.get("write"), None, None, None)
     with Machine(CARDS["sm_90"], wanted="no module")():
-        starts = chunks._forward(Recorder(t["v"], given), *given, 1.0, False, True)[2:]
-        recorder = Recorder(t["v"], (*given, t["v"], *starts))
-        results = chunks._backward(recorder, *given, t["v"], None, *starts, 1.0, "decay" in t)
-    assert Program(recorder, results).bytes <= most * t["q"].nbytes
+        saved = chunks._forward(Recorder(t["v"], given), *given, 1.0, False, True, reuse)[2:]
+        recorder = Recorder(t["v"], (*given, t["v"], *saved))
+        results = chunks._backward(recorder, *given, t["v"], None, *saved, 1.0, "decay" in t)
+    return Program(recorder, results), saved, [kernel.fn.__name__ for kernel, *_ in recorder.launches], t["q"]

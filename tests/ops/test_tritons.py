@@ -182,9 +182,32 @@ def test_explain_says_what_is_off(kind, size, gluon, said, monkeypatch, capsys):
 )
 def test_explain_says_why_the_backward_pass_is_several_kernels(kind, rank, size, heads, said, monkeypatch):
     call = make(kind, rank, B=1, T=64, H=heads, K=size, V=size).to(torch.bfloat16)
-    inputs, _ = checks.call(Given(**call.with_(**{name: t.requires_grad_() for name, t in call.tensors.items()}).arguments()))
     monkeypatch.setattr(choice, "multiprocessors", lambda device: 132)
-    assert linear_attention.separate(inputs) == said
+    assert off_backwards(call) == ([] if said is None else [f"one kernel for the backward pass: off, because {said}"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "tokens", "lengths", "off"),
+    [
+        ("beta", "BTH", 128, None, False),
+        ("beta", "none", 128, None, False),
+        ("beta", "BTH", 100, None, True),
+        ("beta", "BTH", None, (64, 64), True),
+        ("plain", "BTH", 100, None, False),  # which prepares nothing
+    ],
+)
+def test_explain_says_why_chunks_are_prepared_twice(kind, rank, tokens, lengths, off, monkeypatch):
+    shape = dict(lengths=lengths) if lengths else dict(B=1, T=tokens)
+    monkeypatch.setattr(choice, "multiprocessors", lambda device: 1)
+    lines = off_backwards(make(kind, rank, H=1, K=128, V=128, **shape).to(torch.bfloat16))
+    wanted = "chunks prepared once for both passes: off, because not every chunk has 64 tokens"
+    assert len(lines) == off and all(line.startswith(wanted) for line in lines)
+
+
+def off_backwards(call):
+    leaves = {name: t.requires_grad_() for name, t in call.tensors.items()}
+    inputs, _ = checks.call(Given(**call.with_(**leaves).arguments()))
+    return linear_attention.off_backwards(inputs)
 
 
 def test_off_asks_no_device_that_is_no_gpu(monkeypatch):

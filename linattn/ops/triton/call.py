@@ -84,6 +84,17 @@ class Call:
             return "a constant decay's gradient, a sum over tokens that cancels, would be too coarse"
         return choice.idle(self.v.device, self.plan.segments * self.heads)
 
+    def unkept(self) -> str | None:
+        """Reason why the backward pass prepares the chunks again, or None if the forward pass keeps what it has prepared.
+
+        That would otherwise lie in the memory of the gradient of k, which now has states, so that a backward pass needs no more memory.
+        """
+        if not self.fusible or not self.rowwise:
+            return "only the delta rule without decays per channel keeps them, for 128 keys and values"
+        if not self.aligned:
+            return f"not every chunk has {self.plan.chunk} tokens, so that its states do not fit into the memory of its gradients"
+        return self.separate(True)
+
     @property
     def aligned(self) -> bool:
         """True if a chunk's state lies in the rows of its tokens in two tensors, into which it fits if every chunk is whole."""

@@ -35,6 +35,7 @@ def forward_name(
     write: Tensor | None,
     bonus: Tensor | None,
     *rest: object,
+    **options: object,
 ) -> Hashable:
     return name("forward", k, v, decay is not None and decay.ndim == 4, decay is None, beta, read, bonus)
 
@@ -43,32 +44,39 @@ def backward_name(do: Tensor, dfinal: Tensor | None, q: Tensor, *tensors: Any) -
     return ("backward", *forward_name(q, *tensors)[1:])  # type: ignore[index]
 
 
-def portable_forward(*arguments: Any) -> launch.Tensors:
-    """Compute :func:`forward` in operations of torch, without states and links between segments."""
+def portable_forward(*arguments: Any, **options: bool) -> launch.Tensors:
+    """Compute :func:`forward` in operations of torch, without what it saves for the backward pass."""
     from linattn.ops.torch import linear_attention as portable
 
     call, wide = Flat(*(*arguments[:9], None, *arguments[9:11], False)), arguments[11]
     out = portable.FORMS["chunk"](call.inputs())
-    return out.o if wide else out.o.to(call.v.dtype), out.state, None, None
+    return out.o if wide else out.o.to(call.v.dtype), out.state, None, None, None, None
 
 
 @fitting.or_else(portable_forward, forward_name)
-def forward(*arguments: Any) -> launch.Tensors:
-    """Output [B, T, H, V] (float32 if ``wide``), final state, and the states and links between segments (or None).
+def forward(*arguments: Any, reuse: bool = True) -> launch.Tensors:
+    """Output [B, T, H, V] (float32 if ``wide``), final state, and what is saved for the backward pass, None where it does not need it.
 
-    The arguments are those of ``linattn::chunk_forward``.
+    These are the states and links between segments and, with ``reuse``, what was prepared of the chunks, with bounds: see
+    :meth:`linattn.ops.triton.call.Call.unkept`. The arguments are those of ``linattn::chunk_forward``.
     """
     *tensors, scale, wide, keeps = arguments
-    return launch.run(_forward, tensors[2], laid_out(*tensors), scale, wide, keeps, then=_likely_backward if keeps else None)
+    then = _likely_backward if keeps else None
+    return launch.run(_forward, tensors[2], laid_out(*tensors), scale, wide, keeps, keeps and reuse, then=then)
+
+
+def recorded(*arguments: Any) -> launch.Tensors:
+    """:func:`forward` in a compiled graph, which knows shapes but no addresses, on which it depends whether anything prepared is kept."""
+    return forward(*arguments, reuse=False)
 
 
 def _likely_backward(recorder: launch.Recorder, results: launch.Tensors, *arguments: Any) -> None:
     """The backward pass that follows, unless the final state has a cotangent."""
-    *tensors, scale, _, _ = arguments
-    o, _, starts, links = results
+    *tensors, scale, _, _, _ = arguments
+    o, _, *saved = results
     decay = Arguments(*tensors).decay
     traced = not any(t is not None and t.requires_grad for t in tensors)  # in a compiled graph no tensor says whose gradient is wanted
-    _backward(recorder, *tensors, o, None, starts, links, scale, decay is not None and (traced or decay.requires_grad))
+    _backward(recorder, *tensors, o, None, *saved, scale, decay is not None and (traced or decay.requires_grad))
 
 
 def laid_out(*tensors: Any) -> launch.Tensors:
@@ -78,18 +86,25 @@ def laid_out(*tensors: Any) -> launch.Tensors:
 
 
 def _forward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
-    *tensors, scale, wide, keeps = arguments
+    *tensors, scale, wide, keeps, reuse = arguments
     given = Arguments(*tensors)
     run = Run(recorder, given, scale)
     made: list[Any] = [None if shape is None else run.empty(*shape, dtype=dtype) for shape, dtype in _shapes(run, wide)]
     o, final, starts, links = made
     run.choose(o)
-    run.prepare(o)
+    kept = prepare(run, reuse, o)
     if starts is not None:
         run.forward(starts, **joining(run, links), local=True, every=keeps)
         run.chain(starts, **joining(run, links), first=given.initial, reverse=False)
     run.forward(given.initial if starts is None else starts, o=o, final=final)
-    return o, final, starts, links
+    return o, final, starts, links, *kept
+
+
+def prepare(run: Run, reuse: bool, spare: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
+    """Prepare the chunks; returns what the backward pass can ``reuse``, if it is kept. Otherwise it may lie in ``spare``."""
+    keeps = reuse and run.unkept() is None
+    run.prepare(None if keeps else spare)
+    return (run.p, run.fade) if keeps else (None, None)
 
 
 def _shapes(run: Run, wide: bool) -> tuple[tuple[tuple[int, ...] | None, torch.dtype], ...]:
@@ -110,7 +125,7 @@ def joining(run: Run, links: Tensor | None) -> dict[str, Tensor | None]:
 
 def portable_backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tensors:
     """Compute :func:`backward` in operations of torch."""
-    *tensors, scale, ddecay, _, _ = arguments
+    *tensors, scale, ddecay, _, _, _, _ = arguments
 
     def run(*given: Tensor | None) -> launch.Tensors:
         return portable_forward(*given, tensors[9], scale, do.dtype == torch.float32)[:2]
@@ -128,12 +143,13 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tenso
 
     The arguments are those of ``linattn::chunk_backward``.
     """
-    *tensors, scale, ddecay, starts, links = arguments
+    *tensors, scale, ddecay, starts, links, prepared, bounds = arguments
     if fitting.refusal(forward_name(*tensors)):  # the forward pass has saved nothing then
         return portable_backward(do, dfinal, *arguments)
     given = Arguments(*tensors)
     dfinal = None if dfinal is None else dfinal.contiguous()
-    found = launch.run(_backward, given.v, (*laid_out(*tensors), in_rows(side_by_side(do)), dfinal, starts, links), scale, ddecay)
+    saved = (starts, links, *(t if t is not None and t.numel() else None for t in (prepared, bounds)))
+    found = launch.run(_backward, given.v, (*laid_out(*tensors), in_rows(side_by_side(do)), dfinal, *saved), scale, ddecay)
     return finished(given, found)
 
 
@@ -146,29 +162,35 @@ def finished(given: Arguments, found: launch.Tensors) -> launch.Tensors:
 
 
 def _backward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
-    *tensors, do, dfinal, starts, links, scale, ddecay = arguments
+    *tensors, do, dfinal, starts, links, prepared, bounds, scale, ddecay = arguments
     given = Arguments(*tensors)
     run = Run(recorder, given, scale)
     run.choose(do)
     dk = run.empty(*run.own, run.size_k) if run.in_place else None
-    run.prepare(dk)
+    run.prepare(dk, (prepared, bounds))
     ends = dfinal
     if run.plan.split:
         ends = run.empty(*starts.shape, dtype=torch.float32)
         run.backward(do, ends, local=True)
         run.chain(ends, **joining(run, links), first=dfinal, reverse=True)
     before = starts if run.plan.split else given.initial
-    return gradients_from(run, do, before, ends, kept_states(run, before, ddecay), ddecay, dk)
+    return gradients_from(run, do, before, ends, kept_states(run, before, ddecay, None if run.p is dk else dk), ddecay, dk)
 
 
-def kept_states(run: Run, before: Tensor | None, ddecay: bool) -> tuple[Tensor | None, ...]:
-    """Values that the keys write, the states before the chunks, and memory for the gradient of v, from the states ``before`` segments."""
+def kept_states(run: Run, before: Tensor | None, ddecay: bool, spare: Tensor | None = None) -> tuple[Tensor | None, ...]:
+    """Values that the keys write, the states before the chunks, and memory for the gradient of v, from the states ``before`` segments.
+
+    ``spare`` is unused memory for the gradient of k, or None.
+    """
     if run.exchanges and not ddecay:
         return None, None, None
     values = run.empty(*run.own, run.size_v) if run.family.rule != PLAIN else None
     dv = run.empty(*run.own, run.size_v, dtype=run.dtype if run.family.rule == DELTA else run.v.dtype)
     lends = run.fuses(ddecay) and run.aligned
-    states = run.empty(*run.own, run.size_v) if lends else run.empty(run.plan.chunks, *run.state)
+    if not lends:
+        states = run.empty(run.plan.chunks, *run.state)
+    else:  # half of each state where the gradient of v will be
+        states = run.empty(*run.own, run.size_v) if spare is None else spare
     run.forward(before, values=values, states=states, early=dv if lends else None)
     return values, states, dv
 
@@ -202,12 +224,12 @@ def outputs(*arguments: Any) -> launch.Tensors:
     *tensors, scale, wide, _ = arguments
     v = tensors[2]
     run = Run(launch.Recorder(v, ()), Arguments(*tensors), scale)
-    return tuple([None if shape is None else v.new_empty(shape, dtype=dtype) for shape, dtype in _shapes(run, wide)])
+    return *(None if shape is None else v.new_empty(shape, dtype=dtype) for shape, dtype in _shapes(run, wide)), None, None
 
 
 def gradients(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tensors:
     """Empty gradients, as :func:`backward` returns them, for fake results of operators."""
-    *tensors, _, ddecay, _, _ = arguments
+    *tensors, _, ddecay, _, _, _, _ = arguments
     x = Arguments(*tensors)
     sequences = x.v.shape[0] if x.cu is None else x.cu.shape[0] - 1
     dinitial = x.v.new_empty((sequences, x.v.shape[2], x.k.shape[3], x.v.shape[3]), dtype=torch.float32)

@@ -56,17 +56,21 @@ def off(inputs: Inputs, form: str) -> list[str]:
     reason = hopper.gluon_refusal(device) or hopper.unsuited(sizes, *laid_out)
     if reason is not None:
         return [*lines, f"hopper kernels: off, because {reason}"]
-    if tracing.wanted(*inputs.differentiable) and (reason := separate(inputs)) is not None:
-        return [*lines, f"one kernel for the backward pass: off, because {reason}"]
-    return lines
+    return [*lines, *off_backwards(inputs)] if tracing.wanted(*inputs.differentiable) else lines
 
 
-def separate(x: Inputs) -> str | None:
-    """Reason why Hopper's kernel for the whole backward pass does not run, or None if it does or there is none for ``x``."""
+def off_backwards(x: Inputs) -> list[str]:
+    """Optimizations of Hopper's backward pass that are off for ``x``; none if there are none for it."""
     given = Arguments(x.q, x.k, x.v, _over_time(x.decay, x), *operands(x.rule), None, x.cu_seqlens)
     run = Run(launch.Recorder(x.v, ()), given, 1.0)
     run.fast = True
-    return run.separate(x.decay is not None and x.decay.requires_grad) if run.fusible else None
+    if not run.fusible:
+        return []
+    if (reason := run.separate(x.decay is not None and x.decay.requires_grad)) is not None:
+        return [f"one kernel for the backward pass: off, because {reason}"]
+    if run.rowwise and (reason := run.unkept()) is not None:
+        return [f"chunks prepared once for both passes: off, because {reason}"]
+    return []
 
 
 def chunked(inputs: Inputs, group: sharding.Group | None = None) -> Outputs:

@@ -16,7 +16,16 @@ from torch import Tensor
 
 from linattn.ops.triton import fitting, launch
 from linattn.ops.triton.arguments import Arguments, in_rows, side_by_side
-from linattn.ops.triton.chunks import backward_name, finished, forward_name, gradients_from, joining, kept_states, laid_out
+from linattn.ops.triton.chunks import (
+    backward_name,
+    finished,
+    forward_name,
+    gradients_from,
+    joining,
+    kept_states,
+    laid_out,
+    prepare,
+)
 from linattn.ops.triton.plan import PLAIN
 from linattn.ops.triton.run import Run
 
@@ -65,12 +74,12 @@ def _remembers(name: Callable[..., Any]) -> Callable[..., Any]:
 
 @_remembers(forward_name)
 def forward(*arguments: Any) -> launch.Tensors:
-    """Output [B, T, H, V] of this part, the state after all parts (None unless ``last``), and three tensors for the backward pass.
+    """Output [B, T, H, V] of this part, the state after all parts (None unless ``last``), and five tensors for the backward pass.
 
-    These are the states and links between segments, and the links of the later parts. The arguments are those of
-    :data:`linattn.ops.recurrence.PARTS`.
+    These are the states and links between segments, the links of the later parts, and what was prepared of the chunks, see
+    :func:`linattn.ops.triton.chunks.forward`. The arguments are those of :data:`linattn.ops.recurrence.PARTS`.
     """
-    *tensors, scale, wide, last, group, _ = arguments
+    *tensors, scale, wide, last, group, keeps = arguments
     given, rank = Arguments(*tensors), group.rank
     laid, sizes = laid_out(*tensors), _sizes(given)
     folded, initial = _allocate(given, sizes.numbers), laid[INITIAL]
@@ -84,9 +93,9 @@ def forward(*arguments: Any) -> launch.Tensors:
         if group.joined:
             _fold(sizes, found[0][:rank], initial, before[: sizes.state[0]])
 
-    o, starts, links = launch.run(_forward, given.v, (*laid, before, folded), scale, wide, pauses=(exchange,))
+    o, starts, links, *kept = launch.run(_forward, given.v, (*laid, before, folded), scale, wide, keeps, pauses=(exchange,))
     final = _fold(sizes, found[0][rank:], before, _allocate(given, *sizes.state)) if last else None
-    return o, final, starts, links, found[0][rank + 1 :, sizes.states :].clone()
+    return o, final, starts, links, found[0][rank + 1 :, sizes.states :].clone(), *kept
 
 
 def _allocate(given: Arguments, *shape: int) -> Tensor:
@@ -121,20 +130,20 @@ def _fold(sizes: Sizes, parts: Tensor, state: Tensor | None, out: Tensor, links:
 
 
 def _forward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
-    *tensors, before, folded, scale, wide = arguments
+    *tensors, before, folded, scale, wide, keeps = arguments
     run = Run(recorder, Arguments(*tensors), scale)
     o = run.empty(*run.own, run.size_v, dtype=torch.float32 if wide else run.v.dtype)
     square = run.family.rule != PLAIN
     starts = run.empty(run.plan.segments, *run.state, dtype=torch.float32)
     links = run.empty(run.plan.segments, run.heads, run.size_k, *[run.size_k] * square, dtype=torch.float32)
     run.choose(o)
-    run.prepare()
+    kept = prepare(run, keeps)
     run.forward(starts, **joining(run, links), local=True, every=True)
     run.fold(starts, **joining(run, links), folded=folded, reverse=False)
     recorder.pause()
     run.chain(starts, **joining(run, links), first=before, reverse=False)
     run.forward(starts, o=o)
-    return o, starts, links
+    return o, starts, links, *kept
 
 
 @_remembers(backward_name)
@@ -143,7 +152,7 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tenso
 
     The arguments are those of :data:`linattn.ops.recurrence.PARTS`.
     """
-    *tensors, scale, ddecay, last, group, starts, links, passages = arguments
+    *tensors, scale, ddecay, last, group, starts, links, passages, prepared, bounds = arguments
     given, rank = Arguments(*tensors), group.rank
     sizes = _sizes(given)
     count = sizes.states
@@ -165,16 +174,17 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tenso
             _fold(sizes, gathered[rank + 1 :], of_final, after[-sizes.state[0] :], passages)
 
     laid = (*laid_out(*tensors), in_rows(side_by_side(do)))
-    found = launch.run(_backward, given.v, (*laid, after, starts, links, folded), scale, ddecay, pauses=(send, receive))
+    saved = (starts, links, prepared, bounds)
+    found = launch.run(_backward, given.v, (*laid, after, *saved, folded), scale, ddecay, pauses=(send, receive))
     *others, dinitial = finished(given, found)
     return *others, dinitial if rank == 0 or given.initial is None else torch.zeros_like(dinitial)
 
 
 def _backward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
-    *tensors, do, after, starts, links, folded, scale, ddecay = arguments
+    *tensors, do, after, starts, links, prepared, bounds, folded, scale, ddecay = arguments
     run = Run(recorder, Arguments(*tensors), scale)
     run.choose(do)
-    run.prepare()
+    run.prepare(None, (prepared, bounds))
     ends = run.empty(*starts.shape, dtype=torch.float32)
     run.backward(do, ends, local=True, every=True)
     run.fold(ends, **joining(run, links), folded=folded, reverse=True)

@@ -26,12 +26,17 @@ MOST = 65535  # most programs along the second dimension of a grid
 class Run(Call):
     """The kernels of a call, each with its launch."""
 
-    def prepare(self, spare: Tensor | None = None) -> None:
+    def prepare(self, spare: Tensor | None = None, kept: tuple[Tensor | None, Tensor | None] = (None, None)) -> None:
         """Compute the parts of the chunks that do not depend on the state: see prepare.py.
 
         A chunk of ``spare`` [B, T, H, ...] is written after the last use of the chunk's parts, so that its memory may hold some of them.
+        ``kept`` is what an earlier call prepared, and its bounds, which the kernels for Hopper take instead.
         """
         if not self.family.prepared:
+            return
+        if self.rowwise and kept[0] is not None:
+            self.p = self.b = kept[0]
+            self.fade = kept[1]
             return
         p, rule, by_channel = self.plan, self.family.rule, self.family.decay == CHANNEL
         square, wide = (p.chunks, self.heads, p.chunk, p.chunk), (p.chunks, self.heads, p.chunk, self.size_k)

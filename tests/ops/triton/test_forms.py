@@ -172,6 +172,33 @@ def test_one_kernel_that_scans_the_cotangent_and_computes_the_gradients(kind, ra
     assert ran
 
 
+@pytest.mark.skipif(INTERPRETED, reason="kernels of Hopper's own")
+@pytest.mark.parametrize("shape", [LENGTHS[0], LENGTHS[4]], ids=str)
+@pytest.mark.parametrize("rank", ["none", "BTH"])
+def test_chunks_prepared_once_have_the_bits_of_chunks_prepared_twice(rank, shape, monkeypatch):
+    from linattn.ops.triton import launch
+    from linattn.ops.triton.hopper import choice
+    from linattn.ops.triton.run import Run
+
+    prepared = []
+    prepare = Run.prepare
+    monkeypatch.setattr(choice, "multiprocessors", lambda device: 1)
+    monkeypatch.setattr(Run, "prepare", lambda run, *given: prepare(run, *given) or run.p.is_meta or prepared.append(run.p))
+    call, found = here(make("beta", rank, H=4, K=128, V=128, **shape)).to(torch.bfloat16), []
+    for reason in (None, "this test asks for both"):
+        monkeypatch.setattr(Run, "unkept", lambda run, reason=reason: reason)
+        launch._programs.clear()
+        prepared.clear()
+        try:
+            found += [gradients(call), gradients(call)]  # the second replays the first
+            assert len(prepared) == 2 and (prepared[0].data_ptr() == prepared[1].data_ptr()) == (reason is None)
+        finally:
+            launch._programs.clear()
+    for other in found[1:]:
+        for first_time, now in zip(found[0], other, strict=True):
+            same_bits(first_time, now)
+
+
 @pytest.mark.parametrize("kind", ["plain", "beta", "erase"])
 def test_an_empty_sequence_ends_empty_where_others_have_segments(kind):
     """No kernel but the one that joins segments writes the state that it starts from."""

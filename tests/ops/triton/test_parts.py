@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -11,9 +12,11 @@ from torch import Tensor
 
 import linattn
 from linattn.ops.linear_attention import part_of_rows
-from linattn.ops.triton import fitting, parts
+from linattn.ops.triton import fitting, launch, parts
 from linattn.ops.triton import linear_attention as kernels
-from tests.ops.triton.device import LATER
+from linattn.ops.triton.hopper import choice
+from linattn.ops.triton.run import Run
+from tests.ops.triton.device import INTERPRETED, LATER
 
 BATCH, HEADS, K, V = 2, 2, 16, 20
 WHOLE = ("constant", "bonus", "initial_state", "initial_z")  # what every process has
@@ -127,6 +130,33 @@ def test_a_kernel_that_does_not_fit_is_not_tried_again(device: str, monkeypatch:
     for _ in range(2):
         assert part_of_rows(Mail(2), q=q, k=q, v=q, backend="triton") is None
     assert tried == ["once"]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="kernels of Hopper's own")
+@pytest.mark.parametrize("rule", ["delta", "gated delta"])
+def test_chunks_prepared_once_have_the_bits_of_chunks_prepared_twice(rule: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, reused, prepare = [], [], Run.prepare
+    for name in "KV":
+        monkeypatch.setattr(sys.modules[__name__], name, 128)
+    monkeypatch.setattr(choice, "multiprocessors", lambda device: 1)
+    monkeypatch.setattr(Run, "prepare", lambda run, spare=None, kept=(None, None): reused.append(kept[0]) or prepare(run, spare, kept))
+    given = {"q": numbers(BATCH, 192, HEADS, K, seed=1), "v": numbers(BATCH, 192, HEADS, V, seed=3), **rules(192)[rule]}
+    for reason in (None, "this test asks for both"):
+        monkeypatch.setattr(Run, "unkept", lambda run, reason=reason: reason)
+        launch._programs.clear()
+        reused.clear()
+        mail = Mail(2)
+        try:
+            for rank, part in [(0, slice(0, 64)), (1, slice(64, 192))] * 2:
+                own = leaves(given, part, device, torch.bfloat16)
+                got = called(part_of_rows, own, group=mail.turn(rank, rank > 0, rank > 0), backend="triton")
+                losses(got, part, 192, 1.0).backward()
+                found.append([*got, *(t.grad for t in own.values())])
+        finally:
+            launch._programs.clear()
+        assert any(t is not None for t in reused) == (reason is None)
+    for once, twice in zip(found[:4], found[4:], strict=True):
+        assert all(torch.equal(a.nan_to_num(1e30), b.nan_to_num(1e30)) for a, b in zip(once, twice, strict=True))
 
 
 def compare(rule: str, sizes: tuple[int, ...], device: str, borders: tuple[int, ...] = ()) -> Mail:

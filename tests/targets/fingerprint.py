@@ -8,6 +8,7 @@ folder, and so is the IR itself: only a kernel that has changed is compiled furt
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -137,11 +138,22 @@ def _simplify(module: Any) -> None:
 
 
 def normalized(ir: str) -> str:
-    """``ir`` without places in the source, its values numbered in their order."""
+    """``ir`` without places in the source, its values numbered in the order of their definitions.
+
+    The bodies of specialised warps define names anew that are in use outside, and which they are depends on how many there are outside.
+    """
     ir = "\n".join(line for line in ir.splitlines() if not line.startswith("#loc"))
     ir = re.sub(r"\s*loc\((?:[^()\"]|\"[^\"]*\"|\([^()]*\))*\)", "", ir)
     numbers: dict[str, str] = {}
-    return re.sub(r"%[\w$.-]+", lambda found: numbers.setdefault(found[0], f"%{len(numbers)}"), ir)
+    count = itertools.count()
+
+    def numbered(found: re.Match[str]) -> str:
+        name, defined = found.groups()
+        if defined or name not in numbers:
+            numbers[name] = f"%{next(count)}"
+        return numbers[name] + defined
+
+    return re.sub(r"(%[\w$.-]+)((?::\d+)? =|)", numbered, ir)
 
 
 def instructions(ptx: str) -> str:

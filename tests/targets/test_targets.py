@@ -17,6 +17,7 @@ from linattn.ops.triton import table
 from linattn.ops.triton.plan import Family
 from tests.targets.__main__ import OUT
 from tests.targets.cards import CARDS
+from tests.targets.fingerprint import normalized
 from tests.targets.machine import Kernel
 from tests.targets.record import Record, merge
 
@@ -178,3 +179,10 @@ def test_fingerprints_leave_out_what_machines_do_not_run():
     assert normalized(ir(1, "a")) != normalized(ir(1, "a").replace("addi", "subi"))
     ptx = '.file 1 "a.py"\n\tadd.s32 %r1, %r2, 1; // a sum\n\t.loc 1 2 3\n$L__tmp1:\n.section .debug_info\n{\n.b32 1\n}\n'
     assert instructions(ptx) == "add.s32 %r1, %r2, 1;"
+
+
+def test_names_of_values_are_no_part_of_a_fingerprint():
+    """Also where the body of a specialised warp gives a value the name of another outside."""
+    before = "%a = f()\n%b = g(%a)\npartition {\n%b = h()\nuse(%b)\n}"
+    assert normalized(before) == normalized("%0 = f()\n%1 = g(%0)\npartition {\n%7 = h()\nuse(%7)\n}")
+    assert normalized(before) != normalized("%0 = f()\n%1 = g(%0)\npartition {\n%7 = h()\nuse(%1)\n}")

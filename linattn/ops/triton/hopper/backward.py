@@ -19,9 +19,9 @@ from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper.backward_warps import Shape, load, scan, weigh
 from linattn.ops.triton.hopper.chunks import beside
-from linattn.ops.triton.hopper.common import M, barriers, buffer, described, first_slot, locate, numbers, reach, reach_by_decay
+from linattn.ops.triton.hopper.common import M, barriers, buffer, described, first_slot, locate, numbers, reach
 from linattn.ops.triton.hopper.names import fence_async_shared
-from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, PLAIN
+from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, LOG2E, PLAIN
 
 
 @gluon.jit
@@ -77,10 +77,10 @@ def backward(
         shared = head // group
         place = (first_slot(n, begin, tokens, C, PACKED) + (first - begin) // C).to(gl.int64) * heads + head
         if LOCAL and DECAY == HEAD and RULE == PLAIN:  # the cotangent at the start depends on the first chunks only
-            near = reach_by_decay(decay + first.to(gl.int64) * decay_token + head * decay_head, decay_token, last - first, False)
+            near = reach(decay + first.to(gl.int64) * decay_token + head * decay_head, decay_token, last - first, False, LOG2E, 8)[0]
             last = gl.minimum(last, first + (near + C - 1) // C * C)
         elif LOCAL and DECAY == HEAD and fade is not None:
-            near = reach(fade + place, heads, (last - first + C - 1) // C, False)[0]
+            near = reach(fade + place, heads, (last - first + C - 1) // C, False, 1.0, 1)[0]
             last = gl.minimum(last, first + near * C)
         rows = last - first
         count = (rows + C - 1) // C

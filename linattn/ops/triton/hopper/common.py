@@ -8,7 +8,6 @@ from triton.experimental.gluon import language as gl
 from linattn.ops.triton import prepare, tiles
 from linattn.ops.triton.hopper import tma
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier
-from linattn.ops.triton.tiles import LOG2E
 
 locate = gluon.jit(tiles.locate.fn)
 first_slot = gluon.jit(tiles.first_slot.fn)
@@ -27,45 +26,26 @@ def add(a, b):
 
 
 @gluon.jit
-def reach(bounds, step, count, BACK: gl.constexpr):
-    """Number of chunks from the first (``BACK``: from the last back), at most ``count``, through which a state does not vanish.
+def reach(bounds, step, count, BACK: gl.constexpr, ORDERS: gl.constexpr, EACH: gl.constexpr):
+    """Number of chunks or tokens from the first (``BACK``: from the last back), at most ``count``, through which a state does not vanish.
 
-    ``bounds`` has for each chunk, ``step`` apart, an upper bound of the binary orders by which it changes a state. Also returns
-    whether the state vanishes at the end of the last of them: what lies beyond changes no result.
+    ``bounds`` has for each, ``step`` apart, an upper bound of the change of a state, of which one is ``ORDERS`` binary orders; a thread
+    loads ``EACH`` of them. Also returns whether the state vanishes at the end of the last of them: what lies beyond changes no result.
     """
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    SPAN: gl.constexpr = 32 * gl.num_warps()
+    layout: gl.constexpr = gl.BlockedLayout([EACH], [32], [gl.num_warps()], [0])
+    SPAN: gl.constexpr = 32 * EACH * gl.num_warps()
     found = count
     orders = 0.0
     start = 0
     while start < count:
         n = start + gl.arange(0, SPAN, layout)
-        chunk = count - 1 - n if BACK else n
-        x = gl.load(bounds + chunk.to(gl.int64) * step, mask=n < count, other=0.0)
+        at = count - 1 - n if BACK else n
+        x = gl.load(bounds + at.to(gl.int64) * step, mask=n < count, other=0.0).to(gl.float32) * ORDERS
         below = (orders + gl.associative_scan(x, 0, add) <= GONE) & (n < count)
         found = gl.min(gl.where(below, n, count), 0)
         orders += gl.sum(x, 0)
         start = gl.where(found < count, count, start + SPAN)
     return gl.minimum(found + 1, count), found < count
-
-
-@gluon.jit
-def reach_by_decay(decay, step, rows, BACK: gl.constexpr):
-    """Number of tokens from the first (``BACK``: from the last back), at most ``rows``, through which a decayed state does not vanish."""
-    layout: gl.constexpr = gl.BlockedLayout([8], [32], [gl.num_warps()], [0])
-    SPAN: gl.constexpr = 256 * gl.num_warps()
-    found = rows
-    orders = 0.0
-    start = 0
-    while start < rows:
-        n = start + gl.arange(0, SPAN, layout)
-        token = rows - 1 - n if BACK else n
-        x = gl.load(decay + token.to(gl.int64) * step, mask=n < rows, other=0.0).to(gl.float32) * LOG2E
-        below = (orders + gl.associative_scan(x, 0, add) <= GONE) & (n < rows)
-        found = gl.min(gl.where(below, n, rows), 0)
-        orders += gl.sum(x, 0)
-        start = gl.where(found < rows, rows, start + SPAN)
-    return gl.minimum(found + 1, rows)
 
 
 @gluon.jit

@@ -18,10 +18,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper.chunks import beside, decayed, prepared
-from linattn.ops.triton.hopper.common import M, barriers, buffer, described, first_slot, locate, numbers, reach, reach_by_decay
+from linattn.ops.triton.hopper.common import M, barriers, buffer, described, first_slot, locate, numbers, reach
 from linattn.ops.triton.hopper.forward_warps import Shape, load, meet, scan, store, weigh
 from linattn.ops.triton.hopper.names import fence_async_shared
-from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, PLAIN
+from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, LOG2E, PLAIN
 
 
 @gluon.jit
@@ -82,12 +82,12 @@ def forward(
         first_column = (block - gl.where(identity, BLOCKS, 0)) * BV
         v_column = gl.where(identity, 0, first_column)
         if LOCAL and DECAY == HEAD and RULE == PLAIN:  # the state at the end depends on the last chunks only
-            near = reach_by_decay(decay + first.to(gl.int64) * decay_token + head * decay_head, decay_token, last - first, True)
+            near = reach(decay + first.to(gl.int64) * decay_token + head * decay_head, decay_token, last - first, True, LOG2E, 8)[0]
             first += (last - first - near) // C * C
         elif LOCAL and DECAY == HEAD and fade is not None:
             count = (last - first + C - 1) // C
             slots = (first_slot(n, begin, tokens, C, PACKED) + (first - begin) // C).to(gl.int64) * heads + head
-            near, vanishes = reach(fade + slots, heads, count, True)
+            near, vanishes = reach(fade + slots, heads, count, True, 1.0, 1)
             first = gl.where(identity & vanishes, last, first + (count - near) * C)
         rows = last - first
         count = (rows + C - 1) // C

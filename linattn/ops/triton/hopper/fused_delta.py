@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
 from linattn.ops.triton.hopper.common import M, away_from_zero, final_state, give_back, weight
-from linattn.ops.triton.hopper.fused_parts import ALONG_K, LEFT_OF_C, LEFT_OF_K, ROWS, SQUARE, TOKENS, over_states, over_values
+from linattn.ops.triton.hopper.fused_parts import ALONG_K, LEFT_OF_C, LEFT_OF_K, ROWS, SQUARE, TOKENS, begin, over_states, over_values
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.operands import C, in_blocks
 from linattn.ops.triton.tiles import HEAD
@@ -42,15 +42,7 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, strengths, results, 
     K: gl.constexpr = shape.K
     SUMS: gl.constexpr = shape.SUMS
     start, end, finishes, V = ends
-    nothing = gl.zeros([C, C], gl.float32, SQUARE)
-    token = gl.arange(0, C, ROWS)[:, None]
-    other = gl.arange(0, C, TOKENS)[None, :]
-    channels = gl.arange(0, K, gl.SliceLayout(0, ALONG_K))
-    columns = part * M + gl.arange(0, M, gl.SliceLayout(1, ALONG_K))
-    if start is not None:
-        s = gl.load(start + channels[None, :] * V + columns[:, None])
-    else:
-        s = gl.zeros([M, K], gl.float32, ALONG_K)
+    nothing, token, other, s, channels, columns = begin(part, start, V, K)
 
     for i in range(here.count):
         chunk = here.count - 1 - i

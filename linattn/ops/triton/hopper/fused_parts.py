@@ -101,6 +101,24 @@ class Segment(NamedTuple):
 
 
 @gluon.jit
+def begin(part: gl.constexpr, start, V, K: gl.constexpr):
+    """Zeros [C, C], numbers of tokens along both sides of it, and the cotangent of half of the values behind the last chunk.
+
+    With the numbers of its channels and columns. It is loaded from ``start`` [K, V], or 0 if there is none.
+    """
+    nothing = gl.zeros([C, C], gl.float32, SQUARE)
+    token = gl.arange(0, C, ROWS)[:, None]
+    other = gl.arange(0, C, TOKENS)[None, :]
+    channels = gl.arange(0, K, gl.SliceLayout(0, ALONG_K))
+    columns = part * M + gl.arange(0, M, gl.SliceLayout(1, ALONG_K))
+    if start is not None:
+        s = gl.load(start + channels[None, :] * V + columns[:, None])
+    else:
+        s = gl.zeros([M, K], gl.float32, ALONG_K)
+    return nothing, token, other, s, channels, columns
+
+
+@gluon.jit
 def load(bars, sources, tiles, here, shape):
     """Load the tiles of chunk after chunk, from the last, as soon as their memory is free."""
     K: gl.constexpr = shape.K

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper import tma
 from linattn.ops.triton.hopper.common import M, final_state, give_back, weight
-from linattn.ops.triton.hopper.fused_parts import ALONG_K, LEFT_OF_C, LEFT_OF_K, ROWS, SQUARE, TOKENS, over_states, over_values
+from linattn.ops.triton.hopper.fused_parts import ALONG_K, LEFT_OF_C, LEFT_OF_K, ROWS, SQUARE, TOKENS, begin, over_states, over_values
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.operands import C, in_blocks
 
@@ -20,15 +20,7 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, results, ends, here,
     """Scan the cotangent of half of the values, and compute one matrix of pairs and the gradients of half of the channels."""
     K: gl.constexpr = shape.K
     start, end, finishes, V = ends
-    nothing = gl.zeros([C, C], gl.float32, SQUARE)
-    token = gl.arange(0, C, ROWS)[:, None]
-    other = gl.arange(0, C, TOKENS)[None, :]
-    channels = gl.arange(0, K, gl.SliceLayout(0, ALONG_K))
-    columns = part * M + gl.arange(0, M, gl.SliceLayout(1, ALONG_K))
-    if start is not None:
-        s = gl.load(start + channels[None, :] * V + columns[:, None])
-    else:
-        s = gl.zeros([M, K], gl.float32, ALONG_K)
+    nothing, token, other, s, channels, columns = begin(part, start, V, K)
 
     for i in range(here.count):
         chunk = here.count - 1 - i

@@ -191,7 +191,8 @@ def test_chunks_prepared_once_have_the_bits_of_chunks_prepared_twice(rank, shape
         prepared.clear()
         try:
             found += [gradients(call), gradients(call)]  # the second replays the first
-            assert len(prepared) == 2 and (prepared[0].data_ptr() == prepared[1].data_ptr()) == (reason is None)
+            places = {p.data_ptr() for p in prepared}  # a first compilation prepares once more
+            assert len(places) == (1 if reason is None else 2)
         finally:
             launch._programs.clear()
     for other in found[1:]:

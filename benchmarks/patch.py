@@ -123,11 +123,11 @@ def timed(call: Callable[[], Any], device: str) -> tuple[float, Any]:
 
 def _decode(model: Any, ids: torch.Tensor, steps: int = 16) -> Callable[[], Any]:
     """Decode sixteen tokens after a short prompt, both sides in turn with one cache."""
-    name = "state" if model.config.model_type == "rwkv" else "past_key_values"
+    from linattn.hf.cache import name_of_cache
+
+    name = "state" if model.config.model_type == "rwkv" else name_of_cache(model.forward)
     with torch.no_grad():
-        out = model(input_ids=ids, use_cache=True)
-    name = name if name in out else "cache_params"
-    cache = out[name]
+        cache = model(input_ids=ids, use_cache=True)[name]
 
     def call() -> Any:
         for _ in range(steps):

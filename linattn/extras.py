@@ -21,19 +21,6 @@ def missing(package: str, user: str = "this command") -> str:
     return f"{package} is not installed; {user} needs it: pip install {' '.join([wanted.get(name, name), *absent])}"
 
 
-def unsupported(package: str, user: str) -> str | None:
-    """One line if the installed ``package`` is of a version that linattn does not support; None if it is supported or not restricted."""
-    wanted = dict(requirements(EXTRAS.get(package, "train"))).get(package)
-    if wanted is None or not _installed(package):
-        return None
-    from packaging.requirements import Requirement
-
-    there = version(package)
-    if Requirement(wanted.strip("'")).specifier.contains(there, prereleases=True):
-        return None
-    return f"{package} {there} is installed, which {user} does not support: pip install {wanted}"
-
-
 def requirements(extra: str) -> Iterator[tuple[str, str]]:
     """Distributions of ``extra`` and of the extras that it includes: the name, and the requirement quoted for a shell."""
     try:

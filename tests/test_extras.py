@@ -16,17 +16,6 @@ def test_the_requirement_is_named(monkeypatch):
     assert extras.missing("wandb").endswith("pip install wandb")
 
 
-def test_a_version_that_is_not_supported_is_named_with_one_that_is(monkeypatch):
-    lines = ["transformers<5.24,>=5.17; extra == 'train'", "rich; extra == 'train'"]
-    monkeypatch.setattr(extras, "requires", lambda name: lines)
-    monkeypatch.setattr(extras, "version", lambda name: "5.24.0")
-    told = "transformers 5.24.0 is installed, which generate does not support: pip install 'transformers<5.24,>=5.17'"
-    assert extras.unsupported("transformers", "generate") == told
-    assert extras.unsupported("rich", "generate") is None and extras.unsupported("other", "generate") is None
-    monkeypatch.setattr(extras, "version", lambda name: "5.23.1")
-    assert extras.unsupported("transformers", "generate") is None
-
-
 def test_the_metadata_of_the_package_have_the_extras():
     assert {"transformers", "accelerate", "rich"} <= dict(extras.requirements("train")).keys()
     assert all("linattn" not in words for words in dict(extras.requirements("train")).values())

@@ -1,11 +1,45 @@
-"""Cache of ``generate()`` that holds a model's state."""
+"""Cache of ``generate()`` that holds a model's state, and the names of caches in transformers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
 import torch
 from transformers import Cache
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from linattn.state import State
+
+NAMES = ("cache", "past_key_values", "cache_params")  # of the argument: from transformers 5.24 on, before, and before in Mamba
+
+
+def name_of_cache(function: Callable) -> str:
+    """Name of the cache among the arguments of ``function``, transformers' own or a class of outputs."""
+    parameters = signature(function).parameters
+    return next(name for name in NAMES if name in parameters)
+
+
+CACHE = name_of_cache(BaseModelOutputWithPast)  # in calls of generate() and in outputs
+
+
+def keyword(cache: StateCache | None) -> dict[str, Any]:
+    """``cache`` as a keyword of ``generate()`` and of outputs."""
+    return {CACHE: cache}
+
+
+def pop_cache(given: dict[str, Any]) -> Any:
+    """Remove the cache from the keywords ``given`` under any of its names and return it; None without one.
+
+    Raises:
+        ValueError: for caches under two names.
+    """
+    popped = {name: given.pop(name, None) for name in NAMES}
+    found = {name: cache for name, cache in popped.items() if cache is not None}
+    if len(found) > 1:
+        raise ValueError(f"{' and '.join(found)} are names of one argument, in different versions of transformers: give one of them")
+    return next(iter(found.values()), None)
 
 
 class StateCache(Cache):
@@ -35,6 +69,10 @@ class StateCache(Cache):
     @property
     def is_initialized(self) -> bool:
         return self.state is not None
+
+    @property
+    def is_linear(self) -> list[bool]:
+        return [False]  # generate() omits the columns that the model has read, as it does for keys and values
 
     @property
     def is_croppable(self) -> bool:

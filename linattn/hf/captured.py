@@ -20,7 +20,7 @@ from linattn.generate.noise import Rule
 from linattn.generate.sampling import draw
 from linattn.generate.speculate import Speculated
 from linattn.generate.tokens import Tokens
-from linattn.hf.cache import StateCache
+from linattn.hf.cache import CACHE, StateCache, keyword
 from linattn.state import State
 
 _WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)  # depend on the logits alone
@@ -74,7 +74,7 @@ def sample(
     choice = _choice(processors, config.do_sample, stops)
     mask = kwargs.get("attention_mask")
     out = model._prefill(ids, config, kwargs)
-    cache: StateCache = out.past_key_values
+    cache: StateCache = out[CACHE]
     token: Tensor | None = choice.choose(out.logits[:, -1])
     assert token is not None
     del out
@@ -98,7 +98,7 @@ def sample(
     sequences: Any = torch.cat([ids, torch.stack(found, 1)], 1)
     if not config.return_dict_in_generate:
         return sequences
-    return GenerateDecoderOnlyOutput(sequences=sequences, past_key_values=cache)
+    return GenerateDecoderOnlyOutput(sequences=sequences, **keyword(cache))
 
 
 def _stops(criteria: StoppingCriteriaList) -> tuple[int, ...]:

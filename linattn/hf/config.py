@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig
 
 from linattn import models
 from linattn.arguments import closest
+from linattn.hf.cache import CACHE
 
 
 class LMConfig(models.LMConfig, PreTrainedConfig):
@@ -23,7 +24,7 @@ class LMConfig(models.LMConfig, PreTrainedConfig):
         "num_hidden_layers": "layers",
         "tie_word_embeddings": "tie_embeddings",
     }
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [CACHE]
 
     use_cache: bool = True
     bos_token_id: int | None = None

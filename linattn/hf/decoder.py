@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from linattn.hf.cache import StateCache
+from linattn.hf.cache import CACHE, StateCache, keyword, pop_cache
 from linattn.hf.config import LMConfig
 from linattn.hf.packing import Packing, positions, sequences
 from linattn.models import Backbone
@@ -26,7 +26,7 @@ class Call:
     input_ids: Tensor | None
     inputs_embeds: Tensor | None
     mask: Tensor | None  # [B, T] bool, True for real tokens; None: all are
-    past_key_values: StateCache | None
+    cache: StateCache | None
     use_cache: bool
     cu_seqlens: Tensor | None  # [N + 1] of all rows put end to end; None: nothing is packed
     output_hidden_states: bool
@@ -89,7 +89,7 @@ class Answers:
         """Embedding, blocks and last norm."""
         raise NotImplementedError
 
-    def answer(  # as many arguments as transformers passes by name: its generate() and Trainer look them up in the signature
+    def answer(  # noqa: PLR0913  transformers' generate() and Trainer look these names up in the signature
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
@@ -101,35 +101,39 @@ class Answers:
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
         position_ids: Tensor | None = None,
+        cache: StateCache | None = None,
         **packing: Unpack[Packing],
     ) -> BaseModelOutputWithPast | tuple:
         """Tokens [B, T] -> ``last_hidden_state`` [B, T, D]. Arguments as in :meth:`LinattnForCausalLM.forward`."""
         asked = self._call(
-            input_ids, inputs_embeds, attention_mask, past_key_values, use_cache=use_cache, output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions, position_ids=position_ids, cu_seqlens=cu_seqlens, given=packing,
+            input_ids, inputs_embeds, attention_mask, {"past_key_values": past_key_values, "cache": cache}, use_cache=use_cache,
+            output_hidden_states=output_hidden_states, output_attentions=output_attentions, position_ids=position_ids,
+            cu_seqlens=cu_seqlens, given=packing,
         )  # fmt: skip
-        hidden, cache, between = self._hidden(asked)
-        out = BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=cache, hidden_states=between)
-        return self._out(out, return_dict)
+        hidden, state, between = self._hidden(asked)
+        return self._out(BaseModelOutputWithPast(last_hidden_state=hidden, hidden_states=between, **keyword(state)), return_dict)
 
     def _call(
         self,
         input_ids: Tensor | None,
         inputs_embeds: Tensor | None,
         attention_mask: Tensor | None,
-        past_key_values: StateCache | None,
+        caches: dict[str, StateCache | None],
         *,
         use_cache: bool | None,
         output_hidden_states: bool | None,
         output_attentions: bool | None,
         **packed: Any,
     ) -> Call:
-        """Arguments of a call, with the config's values in place of None; ``packed`` as for :func:`linattn.hf.packing.sequences`."""
+        """Arguments of a call, with the config's values in place of None; the cache under one of its names.
+
+        ``packed`` are arguments of :func:`linattn.hf.packing.sequences`.
+        """
         if self.config.output_attentions if output_attentions is None else output_attentions:
             raise ValueError("output_attentions must not be True; linattn.mixing_matrix computes the weights of one mixer")
-        tokens, cache = _tokens(input_ids, inputs_embeds), past_key_values
+        tokens, cache = _tokens(input_ids, inputs_embeds), pop_cache(caches)
         if cache is not None and not isinstance(cache, StateCache):
-            raise TypeError(f"past_key_values must be a linattn.hf.StateCache, but came as {type(cache).__name__}")
+            raise TypeError(f"{CACHE} must be a linattn.hf.StateCache, but came as {type(cache).__name__}")
         mask = _real(attention_mask, tokens)
         said_by, cu_seqlens = sequences(tokens, mask=mask, fresh=cache is None or cache.state is None, **packed)
         mask = None if cu_seqlens is not None and said_by == "position_ids" else mask  # such rows have no padding
@@ -142,7 +146,7 @@ class Answers:
         return out if (self.config.return_dict if return_dict is None else return_dict) else out.to_tuple()
 
     def _hidden(self, call: Call) -> tuple[Tensor, StateCache | None, tuple[Tensor, ...] | None]:
-        (rows, tokens), cache = call.shape, call.past_key_values
+        (rows, tokens), cache = call.shape, call.cache
         if cache is None and call.use_cache:
             cache = StateCache()
         self._check_checkpointing(cache)

@@ -12,17 +12,15 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 
-from linattn.extras import unsupported
 from linattn.generate.prefill import prefill, resume
 from linattn.generate.stream import check_draft
 from linattn.hf import captured
-from linattn.hf.cache import StateCache
+from linattn.hf.cache import CACHE, StateCache, keyword, pop_cache
 from linattn.hf.packing import ENDS, begun_again, breaks, check_positions
 from linattn.state import State
 from linattn.state.store import PrefixStore
 
 Prefixes = PrefixStore | str | os.PathLike[str]
-UNSUPPORTED = unsupported("transformers", "generate")
 
 
 class StateGenerationMixin(GenerationMixin):
@@ -86,16 +84,13 @@ class StateGenerationMixin(GenerationMixin):
         Args:
             inputs: prompts, which may be padded on either side; they are returned unchanged, followed by the new tokens.
             state: state before ``inputs``, which must have at least one token, with one row per prompt; from :meth:`prefill`,
-                ``State.load`` or an earlier call's ``past_key_values.state``, which has read all columns of its ``sequences``
-                but the last one, and no padding after the end of a row. It is not changed.
+                ``State.load`` or an earlier call's ``past_key_values.state`` (with transformers 5.24: ``cache.state``), which has read
+                all columns of its ``sequences`` but the last one, and no padding after the end of a row. It is not changed.
             prefixes: a :class:`linattn.state.PrefixStore` or its folder: reading starts after the longest stored prefix, and the
                 states of new prefixes, and of a single continuation, are stored.
-
-        Raises:
-            RuntimeError: if the installed transformers is of a version that is not supported; the message has the supported ones.
         """
-        if UNSUPPORTED is not None:
-            raise RuntimeError(UNSUPPORTED)
+        if (cache := pop_cache(kwargs)) is not None:
+            kwargs[CACHE] = cache
         if inputs is not None and kwargs.get("input_ids") is None:
             inputs, kwargs["input_ids"] = None, inputs
         ids = kwargs.get("input_ids")
@@ -103,7 +98,7 @@ class StateGenerationMixin(GenerationMixin):
         order = self._pad_left(args, kwargs)
         _check_positions(kwargs)
         if state is not None:
-            kwargs["past_key_values"] = StateCache(state, kept=False)
+            kwargs[CACHE] = StateCache(state, kept=False)
         store, rows = None, []
         if prefixes is not None:
             store, rows = _store(prefixes), _rows(kwargs["input_ids"], kwargs.get("attention_mask"))
@@ -112,7 +107,7 @@ class StateGenerationMixin(GenerationMixin):
         sequences = out if isinstance(out, Tensor) else out.sequences
         if order is not None and ids is not None:
             sequences[:, : ids.shape[1]] = ids.repeat_interleave(len(sequences) // len(ids), 0)
-        after = None if store is None else kwargs["past_key_values"].state
+        after = None if store is None else kwargs[CACHE].state
         if store is not None and ids is not None and after is not None and after.rows == len(sequences) == 1:
             whole = [*rows[0], *sequences[0, ids.shape[1] :].tolist()]
             store.put(self, whole[: int(after.position)], after)
@@ -133,7 +128,7 @@ class StateGenerationMixin(GenerationMixin):
 
         The mask is that of the prompts until here, because penalties read it.
         """
-        cache, mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
+        cache, mask = model_kwargs.get(CACHE), model_kwargs.get("attention_mask")
         if mask is not None and isinstance(cache, StateCache) and cache.ahead and cache.state is not None:
             left = mask.sum(1) - cache.state.position
             model_kwargs["attention_mask"] = (torch.arange(mask.shape[1], 0, -1, device=mask.device) <= left[:, None]).long()
@@ -148,7 +143,7 @@ class StateGenerationMixin(GenerationMixin):
         streamer: Any = None, **model_kwargs: Any,
     ) -> Any:  # fmt: skip
         """Sample as transformers does, by a captured step unless something must inspect single tokens."""
-        cache = model_kwargs.get("past_key_values")
+        cache = model_kwargs.get(CACHE)
         if captured.refusal(self, logits_processor, stopping_criteria, generation_config, synced_gpus, cache) is None:
             out = captured.sample(self, input_ids, logits_processor, stopping_criteria, generation_config, streamer, model_kwargs)
         else:
@@ -170,7 +165,7 @@ class StateGenerationMixin(GenerationMixin):
         Raises:
             ValueError: for settings that need single tokens, such as a repetition penalty; the message names them.
         """
-        cache = model_kwargs.get("past_key_values")
+        cache = model_kwargs.get(CACHE)
         if (why := captured.refusal(self, logits_processor, stopping_criteria, generation_config, synced_gpus, cache)) is not None:
             raise ValueError(f"assisted generation verifies several tokens at once, but {why}")
         if assistant_model is not None:
@@ -216,13 +211,13 @@ class StateGenerationMixin(GenerationMixin):
         batch_size: int,
         max_cache_length: int,
     ) -> bool:
-        cache = model_kwargs.get("past_key_values")
+        cache = model_kwargs.get(CACHE)
         if generation_config.use_cache is False:
             if cache is not None:
-                raise ValueError("use_cache=False reads all tokens again for each new one: omit state, prefixes and past_key_values")
+                raise ValueError(f"use_cache=False reads all tokens again for each new one: omit state, prefixes and {CACHE}")
             return True
         if cache is None:
-            model_kwargs["past_key_values"] = StateCache(kept=False)
+            model_kwargs[CACHE] = StateCache(kept=False)
         elif isinstance(cache, StateCache) and cache.batch_size == batch_size:  # beams and samples of a prompt are adjacent rows
             copies = max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
             if copies > 1:
@@ -231,7 +226,7 @@ class StateGenerationMixin(GenerationMixin):
 
     def _pad_left(self: Any, args: tuple, kwargs: dict[str, Any]) -> Tensor | None:
         """Move padding before the real tokens, as transformers requires; returns the source of each column, None if none has moved."""
-        ids, mask, cache = (kwargs.get(name) for name in ("input_ids", "attention_mask", "past_key_values"))
+        ids, mask, cache = (kwargs.get(name) for name in ("input_ids", "attention_mask", CACHE))
         if mask is None and ids is not None:
             mask = self._padding(ids, args, kwargs)
         if mask is None:
@@ -256,7 +251,7 @@ class StateGenerationMixin(GenerationMixin):
         lengths = [len(row) for row in rows]
         done, state = self._through(store, rows, min(lengths) - 1)
         seen = width - (max(lengths) - done) if done else 0  # columns that every row has read
-        return {"past_key_values": StateCache(state, seen, ahead=seen > 0, kept=False)}
+        return keyword(StateCache(state, seen, ahead=seen > 0, kept=False))
 
     def _through(self: Any, store: PrefixStore, rows: list[list[int]], count: int) -> tuple[int, State | None]:
         """Read the first ``count`` tokens of each row, starting from the longest prefix in ``store``, which keeps the new prefixes."""
@@ -266,14 +261,14 @@ class StateGenerationMixin(GenerationMixin):
 def _check(state: State | None, prefixes: Prefixes | None, kwargs: dict[str, Any]) -> None:
     ids, embeddings = kwargs.get("input_ids"), kwargs.get("inputs_embeds")
     given = embeddings if ids is None else ids
-    if (state is not None) + (prefixes is not None) + (kwargs.get("past_key_values") is not None) > 1:
-        raise ValueError("state, prefixes and past_key_values exclude each other: give generate one of them")
+    if (state is not None) + (prefixes is not None) + (kwargs.get(CACHE) is not None) > 1:
+        raise ValueError(f"state, prefixes and {CACHE} exclude each other: give generate one of them")
     if prefixes is not None and (ids is None or embeddings is not None):
         raise ValueError("prefixes needs tokens: give generate input_ids without inputs_embeds")
     if ids is not None and (not isinstance(ids, Tensor) or ids.ndim != 2):
         raise ValueError(f"input_ids must be a tensor [B, T], but came {_came(ids)}")
     read, mask = ids if embeddings is None else embeddings, kwargs.get("attention_mask")
-    cache = kwargs.get("past_key_values")
+    cache = kwargs.get(CACHE)
     if mask is not None and read is not None:
         _check_mask(mask, read.shape[:2], past=cache is not None)
     if isinstance(cache, StateCache) and read is not None:
@@ -293,7 +288,7 @@ def _check_positions(kwargs: dict[str, Any]) -> None:
     tokens, positions, mask = ids if embeddings is None else embeddings, kwargs.pop("position_ids", None), kwargs.get("attention_mask")
     packed = next((name for name in ("cu_seqlens", *ENDS, "seq_idx") if kwargs.get(name) is not None), None)
     if tokens is not None and positions is not None:
-        past = kwargs.get("past_key_values") is not None and isinstance(positions, Tensor)
+        past = kwargs.get(CACHE) is not None and isinstance(positions, Tensor)
         positions = positions[..., -tokens.shape[1] :] if past else positions
         check_positions(positions, tokens, "position_ids")
         padding = None if mask is None else mask[:, mask.shape[1] - tokens.shape[1] :]
@@ -306,7 +301,7 @@ def _check_mask(mask: Any, shape: torch.Size, *, past: bool) -> None:
     """Check a mask [B, T] for prompts of ``shape``; columns of tokens in a cache (``past``) may precede."""
     fits = isinstance(mask, Tensor) and mask.ndim == 2 and len(mask) == shape[0]
     if not fits or mask.shape[1] < shape[1] or (mask.shape[1] > shape[1] and not past):
-        wanted = f"a tensor of the prompts' shape {list(shape)}{', after the columns that past_key_values has read' if past else ''}"
+        wanted = f"a tensor of the prompts' shape {list(shape)}{f', after the columns that {CACHE} has read' if past else ''}"
         raise ValueError(f"attention_mask must be {wanted}, but came {_came(mask)}")
 
 
@@ -314,7 +309,7 @@ def _check_unread(seen: int, name: str, read: Tensor, mask: Tensor | None) -> No
     """Check that the tokens in a cache precede the new ones, in the prompts or, if those are the new tokens alone, in the mask."""
     columns = read.shape[1] if mask is None or name == "inputs_embeds" else mask.shape[1]
     if seen and (columns <= seen or read.shape[1] not in (columns, columns - seen)):
-        wanted = f"the {seen} columns that past_key_values has read and at least one more"
+        wanted = f"the {seen} columns that {CACHE} has read and at least one more"
         raise ValueError(f"{name} must be {wanted}, but came with shape {list(read.shape)}")
 
 

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from linattn import mixers
 from linattn.ffn import added_loss, report, reports
 from linattn.hf import card, remote
-from linattn.hf.cache import StateCache
+from linattn.hf.cache import StateCache, keyword
 from linattn.hf.config import LMConfig
 from linattn.hf.decoder import Answers, Decoder
 from linattn.hf.generation import StateGenerationMixin
@@ -166,6 +166,7 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
         position_ids: Tensor | None = None,
+        cache: StateCache | None = None,
         **packing: Unpack[Packing],
     ) -> CausalLMOutputWithPast | tuple:
         """Compute logits [B, T, vocab] of each next token, and their loss if ``labels`` are given.
@@ -175,10 +176,11 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
         Args:
             input_ids: [B, T].
             attention_mask: [B, past + T], 0 for padding on either side; only its last T columns are read.
-            past_key_values: a :class:`StateCache`, updated in place.
+            past_key_values: a :class:`StateCache`, updated in place; ``cache``, transformers' name since 5.24, is the same argument.
             inputs_embeds: [B, T, D] in place of ``input_ids``.
             labels: [B, T], the tokens themselves (they are shifted here), -100 for tokens without a loss.
-            use_cache: return the state as ``past_key_values``; by default outside training.
+            use_cache: return the state in the output, as ``past_key_values`` or, with transformers 5.24, ``cache``; by default
+                outside training.
             logits_to_keep: number of last positions to compute logits for, 0 for all; or their indices.
             num_items_in_batch: divide the summed loss by this instead of the number of labels.
             cu_seqlens: [N + 1]: B is 1 and N isolated sequences lie end to end; the first token of each is not a label. The state
@@ -196,13 +198,14 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
             ValueError: for wrong shapes, and for two arguments that pack differently.
         """
         asked = self._call(
-            input_ids, inputs_embeds, attention_mask, past_key_values, use_cache=use_cache, output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions, position_ids=position_ids, cu_seqlens=cu_seqlens, given=packing,
+            input_ids, inputs_embeds, attention_mask, {"past_key_values": past_key_values, "cache": cache}, use_cache=use_cache,
+            output_hidden_states=output_hidden_states, output_attentions=output_attentions, position_ids=position_ids,
+            cu_seqlens=cu_seqlens, given=packing,
         )  # fmt: skip
         aligned = self.token_loss is not None and self.token_loss.aligned
         labels, kept = labels if aligned else asked.labels(labels, logits_to_keep), _with_logits(logits_to_keep)
         with reports() if labels is not None and self.training else nullcontext(()) as reported:
-            hidden, cache, between = self._hidden(asked)
+            hidden, state, between = self._hidden(asked)
         chunked = labels is not None and self.token_loss is not None
         logits = None if chunked else self.lm_head(hidden if kept is None else hidden[:, kept])
         loss = None
@@ -212,5 +215,4 @@ class LinattnForCausalLM(LinattnPreTrainedModel, StateGenerationMixin):
                 loss = loss + added_loss(reported) * _weight(labels, num_items_in_batch, aligned)
         for r in reported:  # pass on to an enclosing reports()
             report(r.losses, r.counts)
-        out = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, hidden_states=between)
-        return self._out(out, return_dict)
+        return self._out(CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=between, **keyword(state)), return_dict)

@@ -9,7 +9,7 @@ import torch
 
 from linattn.hf.patch import patch_transformers
 from tests.hf.patched import (
-    CACHE,
+    PURE,
     SHORT,
     TOKENS,
     VOCABULARY,
@@ -249,7 +249,7 @@ class Agreement:
             logits = packed(ids[:1, 11:], seq_idx=(torch.arange(TOKENS - 11) >= 9).int()[None])
             alone(ids[:1, 20:])
             assert same_states(packed, alone)
-            if family in CACHE:  # no attention, which would see all
+            if family in PURE:  # no attention, which would see all
                 assert distance(logits[:, :9], logits_of(model, ids[:1, :20])[:, 11:]) < 2e-5
 
     def test_greedy_generation_of_a_padded_batch(self, family, model, ids):

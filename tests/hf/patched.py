@@ -10,6 +10,8 @@ import torch
 import transformers
 from torch import Tensor
 
+from linattn.hf.cache import name_of_cache
+
 VOCABULARY, TOKENS, SHORT = 60, 37, 23
 _SMALL: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -59,7 +61,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "rwkv": {"intermediate_size": 48, "rescale_every": 2},
 }  # fmt: skip
-CACHE = {"rwkv": "state"} | dict.fromkeys(("mamba", "falcon_mamba", "mamba2"), "cache_params")
+PURE = ("rwkv", "mamba", "falcon_mamba", "mamba2")  # families without softmax attention
 Model = Any
 
 
@@ -94,7 +96,9 @@ class Decoder:
     """A model and its cache, called with one piece after the other; positions and masks as ``generate`` gives them."""
 
     def __init__(self, model: Model) -> None:
-        self.model, self.name = model, CACHE.get(model.config.model_type, "past_key_values")
+        kind = model.config.model_type
+        self.model, self.name = model, "state" if kind == "rwkv" else name_of_cache(model.forward)
+        self.softmax = kind not in PURE  # layers that need the mask and the positions of all tokens
         self.given: dict[str, Any] = {}
         self.mask: Tensor | None = None
 
@@ -103,10 +107,10 @@ class Decoder:
         mask = torch.ones_like(ids) if mask is None else mask
         self.mask = mask if self.mask is None else torch.cat([self.mask, mask], 1)
         options: dict[str, Any] = {}
-        if self.name == "past_key_values":
+        if self.softmax:
             options["position_ids"] = (self.mask.cumsum(1) - 1).masked_fill(self.mask == 0, 0)[:, -ids.shape[1] :]
-        if ids.shape[1] > 1 or self.name == "past_key_values":
-            options["attention_mask"] = self.mask if self.name == "past_key_values" else mask
+        if ids.shape[1] > 1 or self.softmax:
+            options["attention_mask"] = self.mask if self.softmax else mask
         out = self.model(input_ids=ids, use_cache=True, **self.given, **options, **more)
         self.given = {self.name: out[self.name]}
         return out.logits

@@ -5,7 +5,7 @@ import torch
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from linattn.hf import LinattnForCausalLM, LMConfig, StateCache, generation
+from linattn.hf import StateCache
 from tests.hf.prompts import EVERY, MIXERS, greedy, ids_of, model, padded
 
 
@@ -170,10 +170,3 @@ def test_stop_strings(mixer):
         assert torch.equal(lm.generate(prompt[None], **how)[0], row[:end])
     for got, row, end in zip(lm.generate(ids, **how, pad_token_id=0), want, ends, strict=True):
         assert torch.equal(got[:end], row[:end])
-
-
-def test_an_unsupported_transformers_is_named(monkeypatch):
-    monkeypatch.setattr(generation, "UNSUPPORTED", "transformers 5.24.0 is installed, which generate does not support: pip install X")
-    model = LinattnForCausalLM(LMConfig(vocab_size=8, dim=32, layers=1, mixer="gla"))
-    with pytest.raises(RuntimeError, match="pip install X"):
-        model.generate(torch.ones(1, 2, dtype=torch.long), max_new_tokens=1)

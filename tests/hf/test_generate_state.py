@@ -8,6 +8,7 @@ import torch
 import linattn
 from linattn import State
 from linattn.hf import StateCache
+from linattn.hf.cache import CACHE
 from linattn.state import PrefixStore
 from tests.hf.prompts import EVERY, MIXERS, greedy, ids_of, model, padded
 
@@ -253,10 +254,10 @@ def test_a_cache_that_has_read_all_of_the_prompt_is_refused(by):
                 assert torch.equal(lm.generate(**how)[:, -4:], greedy(lm, ids[:, :width], 4)[:, -4:])
                 break
             came = re.escape(str(list(given[:, :width].shape)))
-            with pytest.raises(ValueError, match=f"{by} must be the 9 columns that past_key_values has read .* {came}"):
+            with pytest.raises(ValueError, match=f"{by} must be the 9 columns that {CACHE} has read .* {came}"):
                 lm.generate(**how)
     cache = StateCache(lm.prefill(ids[:, :9]), 9)
-    with pytest.raises(ValueError, match=r"input_ids must be the 9 columns that past_key_values has read .* shape \[2, 3\]"):
+    with pytest.raises(ValueError, match=rf"input_ids must be the 9 columns that {CACHE} has read .* shape \[2, 3\]"):
         lm.generate(ids[:, 9:], attention_mask=torch.ones(2, 13), past_key_values=cache, max_new_tokens=1)
     out = lm.generate(ids[:, 9:], attention_mask=torch.ones(2, 12), past_key_values=cache, max_new_tokens=4, do_sample=False)
     assert torch.equal(out[:, 3:], greedy(lm, ids, 4)[:, 12:])

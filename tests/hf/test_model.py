@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache
 
 from linattn.hf import LinattnModel, LMConfig, StateCache
+from linattn.hf.cache import CACHE
 from linattn.models import LanguageModel
 from tests.hf.prompts import greedy, model
 
@@ -55,6 +56,22 @@ def test_a_cache_goes_on_where_it_was():
     assert first.past_key_values.get_seq_length() == 9
     out = lm.generate(longer, past_key_values=first.past_key_values, max_new_tokens=4, do_sample=False)
     assert torch.equal(out, greedy(lm, longer, 4))
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_a_cache_has_its_old_and_its_new_name(name):
+    """Whichever transformers is installed: it took ``past_key_values`` until 5.23 and takes ``cache`` since."""
+    lm, ids = model(), torch.randint(50, (1, 9))
+    with torch.no_grad():
+        for part in (lm, lm.model):
+            cache = part(input_ids=ids[:, :6], use_cache=True)[CACHE]
+            following = part(input_ids=ids[:, 6:], **{name: cache})
+            assert following[CACHE] is cache and cache.get_seq_length() == 9
+            torch.testing.assert_close(following[0], part(input_ids=ids, use_cache=False)[0][:, 6:])
+        cache = lm(ids[:, :6])[CACHE]
+    assert torch.equal(lm.generate(ids, max_new_tokens=4, do_sample=False, **{name: cache}), greedy(lm, ids, 4))
+    with pytest.raises(ValueError, match="cache and past_key_values are names of one argument"):
+        lm(ids, cache=cache, past_key_values=cache)
 
 
 def test_the_cache_is_constant_where_the_mixers_are_recurrent():

@@ -337,9 +337,3 @@ def test_a_compiled_model_keeps_packed_sequences_apart(name, by):
         wanted = logits_of(model, ids, **how)
         assert distance(compiled(input_ids=ids, use_cache=False, **how).logits, wanted) < 5e-5
         assert distance(compiled(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **how).logits, wanted) < 5e-5
-
-
-def test_an_unsupported_transformers_is_named(monkeypatch):
-    monkeypatch.setattr("linattn.hf.patch.unsupported", lambda package, user: f"{package} and {user}")
-    with pytest.raises(RuntimeError, match="transformers and patch_transformers"):
-        patch_transformers(["mamba"])

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from linattn.mixers import CallContext, Mixer, Recurrence
 from tests.oracles import wheels
@@ -91,14 +91,16 @@ def assert_graded(
         assert distance(got, wanted, 1.0) < tolerance
 
 
-def assert_decoding(ours: Mixer, theirs: Callable[..., Tensor], cache: object) -> None:
+def assert_decoding(ours: Mixer, theirs: nn.Module, cache: object) -> None:
     """Two layers of 32 channels read 19 tokens and then one after the other, ours with a state and theirs with a cache."""
+    from linattn.hf.cache import name_of_cache
+
     x, state = torch.randn(2, 24, 32), None
-    y, wanted = [], []
+    y, wanted, name = [], [], name_of_cache(theirs.forward)
     for piece in x.split([19, 1, 1, 1, 1, 1], 1):
         o, state = ours(piece, state, return_state=True)
         y.append(o)
-        wanted.append(theirs(piece, cache_params=cache))
+        wanted.append(theirs(piece, **{name: cache}))
     assert distance(torch.cat(y, 1), torch.cat(wanted, 1)) < 1e-5
     assert distance(torch.cat(y, 1), theirs(x)) < 1e-5
 

@@ -59,9 +59,7 @@ def test_mistral(kv_heads, window):
     ours = create("softmax", dim=32, heads=4, kv_heads=kv_heads, window=window)
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 150, 32)
-    hidden = create_sliding_window_causal_mask(
-        config=config, inputs_embeds=x, attention_mask=None, past_key_values=None, position_ids=torch.arange(150)[None]
-    )
+    hidden = create_sliding_window_causal_mask(config, x, None, None, torch.arange(150)[None])
     wanted, _ = theirs(x, position_embeddings=MistralRotaryEmbedding(config)(x, torch.arange(150)[None]), attention_mask=hidden)
     assert distance(ours(x), wanted) < 1e-5
 

@@ -14,7 +14,6 @@ from typing import Any, Self
 
 import torch
 
-from linattn.extras import unsupported
 from linattn.hf.patch import delta, mamba, mamba2, rwkv
 from linattn.hf.patch.call import Family, Replacement
 from linattn.ops.checks import choice
@@ -100,10 +99,7 @@ def patch_transformers(families: Iterable[str] | None = None, backend: Backend =
 
     Raises:
         ValueError: for an unknown model type or backend, and for a family that is patched already.
-        RuntimeError: if the installed transformers is of a version that is not supported; the message has the supported ones.
     """
-    if (reason := unsupported("transformers", "patch_transformers")) is not None:
-        raise RuntimeError(reason)
     names = tuple(FAMILIES) if families is None else _known(families)
     choice("backend", backend, ("auto", *BACKENDS))
     with _lock:

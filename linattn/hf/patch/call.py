@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from linattn.hf.cache import name_of_cache, pop_cache
 from linattn.hf.packing import ENDS, PACKED, begun_again, borders, breaks, positions
 from linattn.ops.checks import packed_lengths
 from linattn.ops.convolution_step import step_
@@ -170,18 +171,20 @@ def _of_one_row(cu: Tensor, batch: int) -> Tensor:
 
 def mixer_forward(original: Callable) -> Callable:
     """Wrap a mixer's forward so that its :class:`Call` is :func:`current` meanwhile."""
+    name = name_of_cache(original)
 
     @wraps(original)
-    def forward(self: Any, hidden_states: Tensor, cache_params: Any = None, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
+    def forward(self: Any, hidden_states: Tensor, cache: Any = None, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
         tokens = hidden_states.shape[1]
         real = padding(attention_mask, tokens)
         cu = packing(kwargs, hidden_states)
         cu = current().cu_seqlens if cu is None else cu
-        layer = None if cache_params is None else cache_params.layers[self.layer_idx]
+        cache = pop_cache(kwargs) if cache is None else cache
+        layer = None if cache is None else cache.layers[self.layer_idx]
         with during(Call(tokens, real, cu, layer, self)):
             if attention_mask is not None and attention_mask.ndim == 2:
                 attention_mask = None if real is None else attention_mask[:, -tokens:]
-            return original(self, hidden_states, cache_params=cache_params, attention_mask=attention_mask, **kwargs)
+            return original(self, hidden_states, attention_mask=attention_mask, **kwargs | {name: cache})
 
     return forward
 

@@ -25,9 +25,10 @@ from linattn.extras import missing
 from linattn.train.options import Terminated
 
 COMMANDS = (
-    "compare", "data", "train", "plan", "convert", "quantize", "evaluate", "generate", "chat", "trace", "export", "list", "show",
+    "compare", "data", "train", "plan", "convert", "quantize", "evaluate", "generate", "chat", "walkthrough", "export", "list", "show",
     "atlas", "draw", "bench", "reproduce",
 )  # fmt: skip
+EARLIER = {"trace": "walkthrough"}  # earlier names of commands
 
 app = typer.Typer(
     name="linattn",
@@ -40,6 +41,8 @@ app = typer.Typer(
 )
 for _name in COMMANDS:
     app.command(_name)(getattr(import_module(f"linattn.cli.{_name}"), _name))
+for _earlier, _name in EARLIER.items():
+    app.command(_earlier, hidden=True)(getattr(import_module(f"linattn.cli.{_name}"), _name))
 
 
 @app.callback(invoke_without_command=True)

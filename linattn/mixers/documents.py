@@ -40,7 +40,7 @@ _ELSEWHERE = (
     ("Embedding", "002", "linattn.models.Backbone, its embedding"),
     ("Feed-forward", "002", "linattn.ffn"),
     ("Classifier and sampling", "002", "linattn.generate.sample"),
-    ("Generation until the stop token", "002", "linattn.generate.stream, linattn trace"),
+    ("Generation until the stop token", "002", "linattn.generate.stream, linattn walkthrough"),
 )
 
 # What an introduction names in a list of links, as neighbours of its subject.

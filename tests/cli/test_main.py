@@ -93,7 +93,7 @@ def test_version(capsys):
         (["generate", "run", "--prompt", "x", "--seed", "9" * 23], "seed must be from 0 to 2**64 - 1"),
         (["generate", "run", "--prompt", "x", "--save-state", "nowhere/s"], "nowhere/s cannot be written: nowhere does not exist"),
         (["chat", "run", "--save-state", "."], ". cannot be written: it is a folder"),
-        (["trace", "run", "--prompt", "x", "--out", "nowhere/x.svg"], "nowhere/x.svg cannot be written"),
+        (["walkthrough", "run", "--prompt", "x", "--out", "nowhere/x.svg"], "nowhere/x.svg cannot be written"),
         (["draw", "gla", "--out", "."], ". cannot be written: it is a folder"),
         (["bench", "ops", "--peers", "products", "--quick", "--device", "cpu", "--out", "nowhere/x"], "nowhere/x cannot be written"),
         (["atlas", "build", "site", "--systems", ""], "at least one system"),

@@ -9,7 +9,7 @@ import linattn
 from linattn.data import ByteCodec
 from linattn.evaluation import EvaluateOptions, measure
 from linattn.generate import Pool, stream
-from linattn.generate.trace import trace
+from linattn.generate.walkthrough import walkthrough
 from linattn.mixers import Mixer
 from linattn.models import LMConfig
 from linattn.models.quantised import floats, formats, parameter_count
@@ -192,7 +192,7 @@ def test_decoding_never_unpacks_the_head_or_the_embedding(tied, head, monkeypatc
         requests = [pool.submit(ids, max_new_tokens=5, temperature=1.0, seed=0) for ids in IDS]
         assert len(list(pool.run())) == 10 and all(len(r.tokens) == 5 for r in requests)
     assert measure.on_text(q, IDS.flatten().tolist(), 120, EvaluateOptions(context=40), teacher=q)["kl"] == 0
-    assert trace(q, ByteCodec(), "a b", max_new_tokens=2).written
+    assert walkthrough(q, ByteCodec(), "a b", max_new_tokens=2).written
 
 
 def test_dtypes_move_and_scales_stay():

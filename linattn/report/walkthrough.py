@@ -1,4 +1,4 @@
-"""Lines of text for a traced step of generation."""
+"""Lines of text for one step of generation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 
 from linattn.generate.text import printable
-from linattn.generate.trace import Stage, Trace
+from linattn.generate.walkthrough import Stage, Walkthrough
 from linattn.report.language import Both
 from linattn.report.words import memory, percent
 
@@ -23,7 +23,7 @@ TITLES = {
 }
 
 
-def lines(trace: Trace, language: str = "en") -> Iterator[str]:
+def lines(walk: Walkthrough, language: str = "en") -> Iterator[str]:
     """The steps from text to text, numbered, in the language "en" or "zh"; no control codes."""
 
     def say(words: Both) -> str:
@@ -32,31 +32,31 @@ def lines(trace: Trace, language: str = "en") -> Iterator[str]:
     def title(step: str, width: int = 14) -> str:
         return _padded(say(TITLES[step]), width)
 
-    count = len(trace.tokens)
+    count = len(walk.tokens)
     counted = Both(f"{count} {'token' if count == 1 else 'tokens'}", f"{count} 个 token")
-    yield f"{title('tokenise')}{quoted(trace.prompt)}: {say(counted)}"
-    yield from _wrapped(f"{quoted(t.text)} {t.number}" for t in trace.tokens)
+    yield f"{title('tokenise')}{quoted(walk.prompt)}: {say(counted)}"
+    yield from _wrapped(f"{quoted(t.text)} {t.number}" for t in walk.tokens)
     entries = Both("largest entries, of the last token", "最后一个 token 的最大分量")
     yield f"{'':24}{_padded(say(Both('shape', '形状')), 15)}{'rms':>8}   {say(entries)}"
-    yield f"{title('embedding', 24)}{described(next(s for s in trace.stages if s.part == 'embedding'))}"
+    yield f"{title('embedding', 24)}{described(next(s for s in walk.stages if s.part == 'embedding'))}"
     yield say(TITLES["layers"])
-    for stage in trace.stages:
+    for stage in walk.stages:
         if stage.part in ("mixer", "ffn", "norm"):
             yield f"{_padded(say(name_of(stage)), 24)}{described(stage)}"
             if more := told(stage):
                 yield f"{'':24}{say(more)}"
-    classifier = trace.stages[-1].shape
+    classifier = walk.stages[-1].shape
     yield f"{title('classify')}{shape(classifier)}: {say(logits(classifier[-1]))}"
-    yield f"{title('sample')}{say(how(trace))}"
-    width = max(len(quoted(t.text)) for t in trace.candidates)
-    for t in trace.candidates:
-        chosen = " <" if t.number == trace.written[0].number else ""
+    yield f"{title('sample')}{say(how(walk))}"
+    width = max(len(quoted(t.text)) for t in walk.candidates)
+    for t in walk.candidates:
+        chosen = " <" if t.number == walk.written[0].number else ""
         bar = "#" * round(BAR * t.probability) + chosen
         yield f"    {quoted(t.text):{width}} {t.number:6}  logit {t.logit:7.2f}  {percent(t.probability):>8} {bar}".rstrip()
-    chosen_count = Both(f"{len(trace.written)} chosen, ended ", f"选出 {len(trace.written)} 个，")
-    yield f"{title('loop')}{say(chosen_count)}{say(ended(trace))}"
-    yield from _wrapped(f"{quoted(t.text)} {percent(t.probability)}" for t in trace.written)
-    yield f"{_padded(say(Both('  text', '  文本')), 14)}{quoted(trace.text)}"
+    chosen_count = Both(f"{len(walk.written)} chosen, ended ", f"选出 {len(walk.written)} 个，")
+    yield f"{title('loop')}{say(chosen_count)}{say(ended(walk))}"
+    yield from _wrapped(f"{quoted(t.text)} {percent(t.probability)}" for t in walk.written)
+    yield f"{_padded(say(Both('  text', '  文本')), 14)}{quoted(walk.text)}"
 
 
 def _padded(text: str, width: int) -> str:
@@ -70,13 +70,13 @@ def logits(vocabulary: int) -> Both:
     return Both(f"a logit for each of {vocabulary:,} tokens", f"{vocabulary:,} 个 token 各一个 logit")
 
 
-def ended(trace: Trace) -> Both:
+def ended(walk: Walkthrough) -> Both:
     """Reason why the loop ended."""
-    count = len(trace.written)
-    if trace.ended.startswith("after"):
-        return Both(trace.ended, f"按要求写出 {count} 个 token 后结束")
-    stop = trace.ended.removeprefix("at the stop text ")
-    return Both(trace.ended, f"遇到停止文本 {stop} 结束" if stop != trace.ended else trace.ended)
+    count = len(walk.written)
+    if walk.ended.startswith("after"):
+        return Both(walk.ended, f"按要求写出 {count} 个 token 后结束")
+    stop = walk.ended.removeprefix("at the stop text ")
+    return Both(walk.ended, f"遇到停止文本 {stop} 结束" if stop != walk.ended else walk.ended)
 
 
 def quoted(text: str) -> str:
@@ -111,9 +111,9 @@ def told(stage: Stage) -> Both | None:
     return Both(f"keeps {memory(stage.state_bytes)}: {listed}", f"保留 {memory(stage.state_bytes)}：{listed}")
 
 
-def how(trace: Trace) -> Both:
+def how(walk: Walkthrough) -> Both:
     """Description of the choice of the token."""
-    s = trace.sampling
+    s = walk.sampling
     if s.temperature == 0:
         return Both("the likeliest", "取概率最大者")
     limits = [f"top {s.top_k}"] if s.top_k is not None else []

@@ -1,4 +1,4 @@
-"""``linattn trace``."""
+"""``linattn walkthrough``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from linattn.cli.sampling import Prompt, Run, Sampled, Stop, check
 
 
 @takes(*options_of(Sampled))
-def trace(
+def walkthrough(
     given: dict[str, Any],
     run: Run,
     prompt: Prompt,
-    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Maximum number of new tokens; the trace follows the first.")] = 16,
+    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Maximum number of new tokens; the stages are those of the first.")] = 16,
     stop: Stop = None,
     out: Annotated[
         Path | None,
@@ -29,15 +29,15 @@ def trace(
         ),
     ] = None,
 ) -> None:
-    """Trace one step of generation from text to text.
+    """Show every stage of one step of generation.
 
     Prints the stages of the model: the prompt's tokens, their embedding, every layer's mixer and feed-forward (with the chosen
     experts of a mixture), the classifier, the choice of the next token, and the loop until the stop. Beside each stage are the shape
     of its output and the largest entries for the last token.
     """
     from linattn.generate.sampling import Sampling, generator
-    from linattn.generate.trace import trace as trace_generation
-    from linattn.report.trace import lines
+    from linattn.generate.walkthrough import walkthrough as walk_through
+    from linattn.report.walkthrough import lines
     from linattn.state import writable
     from linattn.train import load_run
 
@@ -50,7 +50,7 @@ def trace(
         raise ValueError(f"--max-new-tokens must be at least 1, but came as {max_new_tokens}")
     chosen = Sampled(**given)
     model, codec = load_run(run, device=chosen.device)
-    found = trace_generation(
+    found = walk_through(
         model,
         codec,
         prompt,
@@ -61,7 +61,7 @@ def trace(
     )
     print("\n".join(lines(found)))
     if out is not None:
-        from linattn.atlas.trace import page, svg
+        from linattn.atlas.walkthrough import page, svg
         from linattn.report.folder import write_text
 
         write_text(out, svg(found) if out.suffix == ".svg" else page(found))

@@ -67,7 +67,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Trace:
+class Walkthrough:
     """Record of one generation step and of the tokens after it.
 
     Args:
@@ -98,7 +98,7 @@ class Trace:
 
 
 @torch.inference_mode()
-def trace(
+def walkthrough(
     model: LanguageModel,
     codec: Codec,
     prompt: str,
@@ -107,7 +107,7 @@ def trace(
     sampling: Sampling | None = None,
     stop: Sequence[str] = (),
     generator: torch.Generator | None = None,
-) -> Trace:
+) -> Walkthrough:
     """Read ``prompt`` in one pass, record every stage, choose the next token, and continue until a stop.
 
     Args:
@@ -138,10 +138,10 @@ def trace(
         found = [(text.find(s), s) for s in stop if s in text]
         if found:
             at, s = min(found)
-            return Trace(prompt, _tokens(ids, codec), stages, likeliest, sampling, written, text[:at], f"at the stop text {s!r}")
+            return Walkthrough(prompt, _tokens(ids, codec), stages, likeliest, sampling, written, text[:at], f"at the stop text {s!r}")
         if len(written) == max_new_tokens:
             ended = f"after {max_new_tokens} {'token' if max_new_tokens == 1 else 'tokens'}, as asked"
-            return Trace(prompt, _tokens(ids, codec), stages, likeliest, sampling, written, text, ended)
+            return Walkthrough(prompt, _tokens(ids, codec), stages, likeliest, sampling, written, text, ended)
         token = torch.tensor([[written[-1].number]], device=logits.device)
         logits, state = model(token, state, return_state=True)
 

@@ -1,4 +1,4 @@
-"""Drawing of a traced generation step, and a page with the drawing and the figures."""
+"""Drawing of one generation step, and a page with the drawing and the figures."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from html import escape
 
 from linattn.atlas.svg import alone, drawing, text, wire
 from linattn.atlas.text import CODES, Both
-from linattn.generate.trace import Stage, Token, Trace
+from linattn.generate.walkthrough import Stage, Token, Walkthrough
 from linattn.report.html import opening
 from linattn.report.language import HIDES, SWITCH, policy, script, spoken
-from linattn.report.trace import TITLES, ended, how, largest, lines, logits, name_of, quoted, shape, told
+from linattn.report.walkthrough import TITLES, ended, how, largest, lines, logits, name_of, quoted, shape, told
 from linattn.report.words import percent
 
 ROW = 34
@@ -38,20 +38,20 @@ class Layout:
 BROAD, NARROW = Layout(980, 190, 48, 360), Layout(400, 14, 40, 160, below=True)
 
 
-def svg(trace: Trace, language: str = "en") -> str:
-    """Draw the trace as an SVG file with text in ``language``."""
-    return alone(_drawn(trace), language)
+def svg(walk: Walkthrough, language: str = "en") -> str:
+    """Draw the step as an SVG file with text in ``language``."""
+    return alone(_drawn(walk), language)
 
 
-def page(trace: Trace) -> str:
+def page(walk: Walkthrough) -> str:
     """Make a self-contained page in English and Chinese."""
-    title = Both(f"From text to text: {quoted(trace.prompt)}", f"从文本到文本：{quoted(trace.prompt)}")
+    title = Both(f"From text to text: {quoted(walk.prompt)}", f"从文本到文本：{quoted(walk.prompt)}")
     pictures = "".join(
-        f'<div lang="{code}" class="{kind}">{alone(_drawn(trace, layout), key).partition(chr(10))[2]}</div>'
+        f'<div lang="{code}" class="{kind}">{alone(_drawn(walk, layout), key).partition(chr(10))[2]}</div>'
         for key, code in CODES.items()
         for kind, layout in (("broad", BROAD), ("narrow", NARROW))
     )
-    figures = "".join(f'<pre tabindex="0" lang="{c}">{escape(chr(10).join(lines(trace, k)))}</pre>\n' for k, c in CODES.items())
+    figures = "".join(f'<pre tabindex="0" lang="{c}">{escape(chr(10).join(lines(walk, k)))}</pre>\n' for k, c in CODES.items())
     return f"""{opening(policy())}
 <title data-title-en="{escape(title.en)} · linattn" data-title-zh="{escape(title.zh)} · linattn">{escape(title.en)} · linattn</title>
 <style>
@@ -78,22 +78,22 @@ pre {{ overflow-x: auto; padding: .8rem; background: #f6f8fa; border-radius: 8px
 """
 
 
-def _drawn(trace: Trace, layout: Layout = BROAD) -> str:
+def _drawn(walk: Walkthrough, layout: Layout = BROAD) -> str:
     """Draw from top to bottom: tokens, a strip for every stage, the candidates, the loop."""
     parts: list[str] = []
     left, width, y = layout.left, layout.width, 20.0
-    y = _add(parts, *_chips(TITLES["tokenise"], trace.tokens, y, layout))
-    for stage in trace.stages[:-1]:
+    y = _add(parts, *_chips(TITLES["tokenise"], walk.tokens, y, layout))
+    for stage in walk.stages[:-1]:
         title = {"embedding": TITLES["embedding"], "norm": Both("norm", "归一化")}.get(stage.part) or name_of(stage)
         if not layout.below:
             parts.append(wire([(left - 12, y - 12), (left - 12, y + 6)]))
         y = _add(parts, _strip(stage, title, y, layout), y + ROW + (58 if layout.below else 0) + (14 if told(stage) else 0))
-    y = _add(parts, *_candidates(trace, y + 8, layout))
-    y = _add(parts, *_chips(TITLES["loop"], trace.written, y + 8, layout))
-    parts.append(text(left, y, Both(f"ended {ended(trace).en}", ended(trace).zh), "tick", "start"))
+    y = _add(parts, *_candidates(walk, y + 8, layout))
+    y = _add(parts, *_chips(TITLES["loop"], walk.written, y + 8, layout))
+    parts.append(text(left, y, Both(f"ended {ended(walk).en}", ended(walk).zh), "tick", "start"))
     if not layout.below:
         parts.append(wire([(width - 26, y - 33), (width - 10, y - 33), (width - 10, 31), (width - 26, 31)], dashed=True))
-    label = Both(f"One step of a generation after {quoted(trace.prompt)}", f"{quoted(trace.prompt)} 之后的一步生成")
+    label = Both(f"One step of a generation after {quoted(walk.prompt)}", f"{quoted(walk.prompt)} 之后的一步生成")
     return drawing(width, y + 16, parts, label, "cells")
 
 
@@ -145,17 +145,17 @@ def _strip(stage: Stage, title: Both, y: float, layout: Layout) -> str:
     return "".join(parts)
 
 
-def _candidates(trace: Trace, y: float, layout: Layout) -> tuple[str, float]:
+def _candidates(walk: Walkthrough, y: float, layout: Layout) -> tuple[str, float]:
     """Draw the logits of the most likely tokens, and their probabilities as bars; the chosen one is marked."""
-    size = trace.stages[-1].shape
+    size = walk.stages[-1].shape
     told = Both(*(f"{shape(size)}: {words}" for words in logits(size[-1])))
     left = layout.left
     parts = [text(8, y + 13, TITLES["classify"], "name", "start"), text(left, y + 13 + layout.head, told, "shape", "start")]
     y += 26 + layout.head
-    parts.append(text(8, y + 13, TITLES["sample"], "name", "start") + text(8, y + 29, how(trace), "shape", "start"))
+    parts.append(text(8, y + 13, TITLES["sample"], "name", "start") + text(8, y + 29, how(walk), "shape", "start"))
     y += 2 * layout.head
-    for token in trace.candidates:
-        chosen = token.number == trace.written[0].number
+    for token in walk.candidates:
+        chosen = token.number == walk.written[0].number
         parts.append(text(left + 80, y + 13, quoted(token.text), "name" if chosen else "", "end"))
         parts.append(
             f'<rect x="{left + 90}" y="{y + 2:g}" width="{max(1.0, layout.bar * token.probability):.1f}" height="15" class="pos"/>'

@@ -1,4 +1,4 @@
-"""A traced step: what it shows is what the model computes, it changes nothing, and it is told and drawn safely."""
+"""One step of generation: what it shows is what the model computes, it changes nothing, and it is told and drawn safely."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from linattn import ffn
-from linattn.atlas.trace import page, svg
+from linattn.atlas.walkthrough import page, svg
 from linattn.cli.main import main
 from linattn.data.codec import ByteCodec
 from linattn.generate import Sampling, stream
-from linattn.generate.trace import experts_of, trace
+from linattn.generate.walkthrough import experts_of, walkthrough
 from linattn.models import LanguageModel, LMConfig, files
 from linattn.report.language import script
-from linattn.report.trace import lines
+from linattn.report.walkthrough import lines
 
 GREEDY = Sampling(temperature=0)
 
@@ -27,7 +27,7 @@ def model():
 
 
 def test_stages_are_what_the_parts_gave(model):
-    found = trace(model, ByteCodec(), "abc", sampling=GREEDY)
+    found = walkthrough(model, ByteCodec(), "abc", sampling=GREEDY)
     parts = [(s.part, s.layer, s.name) for s in found.stages]
     assert parts == [
         ("embedding", 0, "embedding"), ("mixer", 1, "gla"), ("ffn", 1, "swiglu"), ("mixer", 2, "softmax"), ("ffn", 2, "experts"),
@@ -54,7 +54,7 @@ def test_stages_are_what_the_parts_gave(model):
 
 
 def test_the_experts_of_the_last_token(model):
-    (stage,) = [s for s in trace(model, ByteCodec(), "abc", sampling=GREEDY).stages if s.name == "experts"]
+    (stage,) = [s for s in walkthrough(model, ByteCodec(), "abc", sampling=GREEDY).stages if s.name == "experts"]
     seen = []
     handle = model.model.layers[1].ffn.register_forward_hook(lambda module, args, y: seen.append(args[0][0, -1:]))
     model(torch.tensor([[97, 98, 99]]))
@@ -68,14 +68,14 @@ def test_the_experts_of_the_last_token(model):
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.7, 20, 0.9)])
 def test_the_loop_writes_what_generation_writes(model, sampling):
     generators = [torch.Generator().manual_seed(3) for _ in range(2)]
-    found = trace(model, ByteCodec(), "abc", max_new_tokens=7, sampling=sampling, generator=generators[0])
+    found = walkthrough(model, ByteCodec(), "abc", max_new_tokens=7, sampling=sampling, generator=generators[0])
     how = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
     assert [t.number for t in found.written] == list(stream(model, [97, 98, 99], max_new_tokens=7, generator=generators[1], **how))
     assert found.ended == "after 7 tokens, as asked"
 
 
 def test_what_is_chosen_is_always_among_the_candidates(model):
-    found = [trace(model, ByteCodec(), "abc", max_new_tokens=1, generator=torch.Generator().manual_seed(s)) for s in range(3)]
+    found = [walkthrough(model, ByteCodec(), "abc", max_new_tokens=1, generator=torch.Generator().manual_seed(s)) for s in range(3)]
     for one in found:
         assert one.written[0].number in [t.number for t in one.candidates] and len(one.candidates) in (8, 9)
         assert "\n".join(lines(one)).count(" <") == 1 and svg(one).count("← chosen") == 1
@@ -83,36 +83,36 @@ def test_what_is_chosen_is_always_among_the_candidates(model):
 
 
 def test_it_ends_before_the_first_stop_text(model):
-    free = trace(model, ByteCodec(), "abc", max_new_tokens=6, sampling=GREEDY)
+    free = walkthrough(model, ByteCodec(), "abc", max_new_tokens=6, sampling=GREEDY)
     stop = free.text[2:4]
-    found = trace(model, ByteCodec(), "abc", max_new_tokens=6, sampling=GREEDY, stop=["never", stop])
+    found = walkthrough(model, ByteCodec(), "abc", max_new_tokens=6, sampling=GREEDY, stop=["never", stop])
     assert found.text == free.text[: free.text.index(stop)] and found.ended == f"at the stop text {stop!r}"
     assert len(found.written) < 6
 
 
 def test_nothing_is_left_on_the_model(model):
     before = model(torch.tensor([[97, 98]]))
-    trace(model, ByteCodec(), "abc")
+    walkthrough(model, ByteCodec(), "abc")
     assert torch.equal(model(torch.tensor([[97, 98]])), before)
     assert not any(m._forward_hooks for m in model.modules())
 
 
 @pytest.mark.parametrize("mixer", ["mamba2", "rwkv7, rwkv_channel", "lstm", "local"])
 def test_any_mixer(mixer):
-    found = trace(LanguageModel(LMConfig(dim=32, layers=2, mixer=mixer)).eval(), ByteCodec(), "ab", max_new_tokens=2)
+    found = walkthrough(LanguageModel(LMConfig(dim=32, layers=2, mixer=mixer)).eval(), ByteCodec(), "ab", max_new_tokens=2)
     assert len(found.stages) == 7 and "\n".join(lines(found)).count("layer") >= 2
 
 
 def test_refusals(model):
     with pytest.raises(ValueError, match="prompt must be a text of at least one token"):
-        trace(model, ByteCodec(), "")
+        walkthrough(model, ByteCodec(), "")
     with pytest.raises(ValueError, match="max_new_tokens must be at least 1, but came as 0"):
-        trace(model, ByteCodec(), "a", max_new_tokens=0)
+        walkthrough(model, ByteCodec(), "a", max_new_tokens=0)
 
 
 def test_the_lines_and_the_drawing_are_safe_and_complete(model):
     prompt = "<b>\x1b[31mπ"
-    found = trace(model, ByteCodec(), prompt, max_new_tokens=3, sampling=GREEDY)
+    found = walkthrough(model, ByteCodec(), prompt, max_new_tokens=3, sampling=GREEDY)
     told = "\n".join(lines(found))
     assert "\x1b" not in told and max(map(len, told.splitlines())) < 100
     assert [line[:1] for line in told.splitlines() if line[:1].isdigit()] == list("123456")
@@ -127,7 +127,7 @@ def test_the_lines_and_the_drawing_are_safe_and_complete(model):
 
 
 def test_the_page_is_in_both_languages(model):
-    found = trace(model, ByteCodec(), "abc", max_new_tokens=3, sampling=GREEDY)
+    found = walkthrough(model, ByteCodec(), "abc", max_new_tokens=3, sampling=GREEDY)
     english, chinese = (list(lines(found, language)) for language in ("en", "zh"))
     assert len(english) == len(chinese)
     for one, other in zip(english, chinese, strict=True):
@@ -144,16 +144,17 @@ def test_the_page_is_in_both_languages(model):
 
 
 def test_a_prompt_with_backslashes_is_drawn(model):
-    found = trace(model, ByteCodec(), "C:\\path\n\\1", max_new_tokens=1, sampling=GREEDY)
+    found = walkthrough(model, ByteCodec(), "C:\\path\n\\1", max_new_tokens=1, sampling=GREEDY)
     label = ET.fromstring(svg(found)).get("aria-label")
     assert r"'C:\path\n\1'" in label
 
 
 def test_the_command(model, tmp_path, capsys):
     files.save(tmp_path / "run", model, {"model_type": "linattn", **asdict(model.config)})
-    command = ["trace", str(tmp_path / "run"), "--prompt", "def", "--seed", "1", "--max-new-tokens", "4", "--top-k", "9"]
+    command = ["", str(tmp_path / "run"), "--prompt", "def", "--seed", "1", "--max-new-tokens", "4", "--top-k", "9"]
     printed = []
-    for name in ("a.svg", "a.html"):
+    for earlier, name in ((False, "a.svg"), (True, "a.html")):
+        command[0] = "trace" if earlier else "walkthrough"
         assert main([*command, "--out", str(tmp_path / name)]) == 0
         printed.append(capsys.readouterr().out.partition("\n\ndrawing")[0])
         assert (tmp_path / name).stat().st_size > 5000
@@ -171,5 +172,5 @@ def test_the_command(model, tmp_path, capsys):
     ],
 )
 def test_the_command_refuses(words, message, capsys):
-    assert main(["trace", "nowhere", *words]) == 2
+    assert main(["walkthrough", "nowhere", *words]) == 2
     assert message in capsys.readouterr().err

@@ -41,6 +41,7 @@ from linattn.models import LanguageModel, LMConfig
 KEY = ("what", "mixer", "size", "dtype", "rows", "text", "dim")
 LONGEST_CALL = CALLS[-1]
 LONGEST = 8  # tokens of a row in a verification of --patterns
+ROWS, ROUNDS = 10, 50  # of a batch of --patterns; 100 rows take up to 30 times as long where a call's time is quadratic in its tokens
 
 
 def texts(vocabulary: int, rows: int, prompt: int, new: int) -> dict[str, list[list[int]]]:
@@ -199,16 +200,32 @@ def causal() -> list[str]:
 
 
 def drawn(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Rows of ``--patterns`` for each mixer."""
+    """Rows of ``--patterns`` for each mixer, of independent batches that the processes share."""
+    batches = -(-options.patterns // (ROWS * ROUNDS))
+    results: dict[str, list[dict[str, Any]]] = {}
     with ProcessPoolExecutor(options.workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        done = [pool.submit(_pattern_row, mixer, options.patterns) for mixer in (options.mixers.split(",") if options.mixers else causal())]
-        yield from (each.result() for each in as_completed(done))
+        names = options.mixers.split(",") if options.mixers else causal()
+        mixer_of = {pool.submit(_batch, mixer, seed): mixer for mixer in names for seed in range(batches)}
+        for each in as_completed(mixer_of):
+            mixer = mixer_of[each]
+            done = results.setdefault(mixer, [])
+            done.append(each.result())
+            if len(done) == batches:
+                yield joined_row(mixer, done)
 
 
-def _pattern_row(mixer: str, count: int) -> dict[str, Any]:
-    start = time.perf_counter()
-    row = {"what": "patterns", "mixer": mixer, "dtype": "float64", "rows": 100, "dim": 32}
-    return row | patterns(mixer, 100, -(-count // 100)) | {"seconds": round(time.perf_counter() - start, 1)}
+def _batch(mixer: str, seed: int) -> dict[str, Any]:
+    start = time.process_time()
+    return patterns(mixer, ROWS, ROUNDS, seed) | {"seconds": time.process_time() - start}
+
+
+def joined_row(mixer: str, batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Row of a mixer: the largest error of its ``batches`` and whether the bits of all were the same."""
+    return {
+        "what": "patterns", "mixer": mixer, "dtype": "float64", "rows": ROWS, "dim": 32, "rounds": ROUNDS,
+        "error": max(batch["error"] for batch in batches), "bits": all(batch["bits"] for batch in batches),
+        "patterns": sum(batch["patterns"] for batch in batches), "seconds": round(sum(batch["seconds"] for batch in batches), 1),
+    }  # fmt: skip
 
 
 def line(row: dict[str, Any]) -> str:

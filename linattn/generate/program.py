@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from linattn.generate.fusion import UNARY, Node
+from linattn.generate.fusion import Node
 from linattn.ops import one_query, recurrence
 from linattn.ops.convolution_step import step_
-from linattn.ops.cpu import convolution_step, library, linear_attention
+from linattn.ops.cpu import convolution_step, library, linear_attention, small_operations
 from linattn.ops.cpu import linears as cpu
+from linattn.ops.cpu.small_operations import Small
 from linattn.ops.linears import linears
 from linattn.ops.memory import dense
 from linattn.ops.quantised import ROWS
@@ -22,7 +23,6 @@ from linattn.ops.torch.linears import Norm
 from linattn.ops.torch.quantised import Quantised
 
 Step = Callable[[], Any]
-FEW = 1 << 12  # elements
 _COPIES = ("to", "_to_copy", "clone", "contiguous")  # of torch's operators
 
 
@@ -34,7 +34,7 @@ class Program:
     """
 
     def __init__(self, module: fx.GraphModule, inputs: Sequence[Tensor]) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[Any] = []  # functions without arguments, and before they are joined small operations
         self.copied: list[Tensor] = []  # weights that are read through a copy of another layout
         self._constants: dict[int, Tensor] = {}  # by their ids
         values: dict[Node, Any] = {}
@@ -51,6 +51,7 @@ class Program:
                     values[node] = self._bind(node.target, args, kwargs)
                 case "output":
                     self.outputs: list[Tensor] = list(args[0])
+        self.steps = _joined(self.steps)
 
     def __call__(self) -> None:
         for step in self.steps:
@@ -72,7 +73,8 @@ class Program:
             self._first(run)
             return y
         if target is step_ and _native_step(*args[:4], **kwargs):
-            y, run = convolution_step.bound(*args)
+            x, state, weight, *rest = args
+            y, run = convolution_step.bound(x, state, self._channels_together(weight), *rest)
             self._first(run)
             return y
         if target is one_query.append_:
@@ -82,10 +84,6 @@ class Program:
             y, run = cpu.bound_rows(Quantised(*args[:2]), self._dense(args[2]), args[3])
             self._first(run)
             return y
-        if target in UNARY and len(args) == 1 and not kwargs and _few(args[0]):
-            y, run = cpu.bound_steps(self._dense(args[0]), [(UNARY[target], None)])
-            self._first(run)
-            return y
         target = one_query.of_taken if target is torch.ops.linattn.one_query.default else target
         value = target(*args, **kwargs)
         if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
@@ -93,7 +91,8 @@ class Program:
             return value
         memory = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
         if any(t.untyped_storage().data_ptr() not in memory for t in _tensors(value)):
-            self.steps.append(_again(target, args, kwargs, value))
+            small = small_operations.small(target, args, kwargs, value)
+            self.steps.append(_again(target, args, kwargs, value) if small is None else small)
         return value
 
     def _in_one_dtype(self, args: tuple) -> tuple:
@@ -103,6 +102,13 @@ class Program:
             self.copied.append(weight)
             return x, weight.to(x.dtype), *rest
         return args
+
+    def _channels_together(self, weight: Tensor) -> Tensor:
+        """``weight`` [D, 1, W] of a short convolution, if it is a constant in a copy whose channels are neighbours, as those of vectors."""
+        if id(weight) not in self._constants or weight.stride(0) == 1:
+            return weight
+        self.copied.append(weight)
+        return weight.permute(2, 1, 0).contiguous().permute(2, 1, 0)
 
     def _linears(self, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
         x, weights, biases = args
@@ -123,7 +129,7 @@ class Program:
         if not isinstance(x, Tensor) or (x.is_contiguous() and not x.is_neg()):
             return x
         copy = dense(x)
-        self.steps.append(partial(copy.copy_, x))
+        self.steps.append(small_operations.copy(copy, x) or partial(copy.copy_, x))
         return copy
 
     def _first(self, run: Step) -> None:
@@ -146,9 +152,21 @@ def _normable(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float,
     return all(t.dtype == dtype for t in (x, weight, gate) if t is not None) and cpu.refusal(x[:1].flatten()[:1]) is None
 
 
-def _few(x: Any) -> bool:
-    """True for tensors so small that one core finishes before torch's threads wake, which takes long beside a busy process."""
-    return isinstance(x, Tensor) and x.dtype == torch.float32 and x.numel() <= FEW and cpu.steps_refusal(x) is None
+def _joined(steps: Sequence[Step | Small]) -> list[Step]:
+    """Calls of ``steps`` in order, of which one runs all neighbouring small operations."""
+    found: list[Step] = []
+    waiting: list[Small] = []
+    for step in steps:
+        if isinstance(step, Small):
+            waiting.append(step)
+            continue
+        found += [*_run_of(waiting), step]
+        waiting = []
+    return [*found, *_run_of(waiting)]
+
+
+def _run_of(waiting: Sequence[Small]) -> list[Step]:
+    return [small_operations.joined(waiting).bound()] if waiting else []
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

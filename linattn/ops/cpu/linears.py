@@ -93,12 +93,6 @@ def bound_norm(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float
     return y, _bound(x, norm, None, False, [only], kept=y, count=0, mean=mean)
 
 
-def bound_steps(x: Tensor, steps: Steps) -> tuple[Tensor, Callable[[], None]]:
-    """Bind ``steps`` to ``x`` [..., N], which is contiguous; the result is float32: see :func:`bound`."""
-    y, packed = library.empty(tuple(x.shape)), _packed(steps)
-    return y, library.bound("finish", x, library.DTYPES[x.dtype], y, *_sizes(x), *packed[:2], keep=packed)
-
-
 def bound_rows(weight: Quantised, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Callable[[], None]]:
     """Bind the reading of the rows ``ids`` [...] int64 of ``weight``, all contiguous: see :func:`bound`."""
     y, (rows, columns) = library.empty((*ids.shape, weight.shape[1]), dtype), weight.shape

@@ -1,5 +1,5 @@
 // The forward pass of the recurrence, and single steps.
-#include "linear_attention_slab.h"
+#include "linear_attention_token.h"
 
 namespace linattn {
 namespace LINATTN_ISA {
@@ -12,6 +12,7 @@ template <int RANK, int RULE>
 void run(const Call& call, int64_t i) {
     using F = Family<RULE>;
     const Task task(call, i);
+    if (Token<RANK, RULE>::takes(call, task)) return Token<RANK, RULE>(call, task, scratch).run();
     const Columns columns(call, task.part);
     const int64_t rows = up(call.keys, LANES), state = rows * columns.count(), size = Block<RULE>::size(call, columns), step = call.step();
     Pieces pieces{scratch.room(state + up(size, 16) * STAGED)};

@@ -1,6 +1,5 @@
 """The captured step against the model as it is written: tokens and states, for every mixer whose state does not grow."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -399,9 +398,9 @@ with torch.inference_mode():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
-def test_a_small_step_wakes_no_thread():
+def test_a_small_step_wakes_no_thread(programs):
     """Beside a busy process each time would cost a turn of the scheduler: 50 times as long as the step."""
     if cpu.reason():
         pytest.skip(cpu.reason())
-    done = subprocess.run([sys.executable, "-c", THREADS, "gla", "slstm"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = programs.python("-c", THREADS, "gla", "slstm")
     assert done.stdout == "0\n0\n", done.stderr[-2000:]

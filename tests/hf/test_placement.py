@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -116,11 +114,11 @@ print(json.dumps(lacking))
 
 
 @pytest.fixture(scope="module")
-def unused():
+def unused(programs):
     """By mixer, the adapters that nothing of the output depends on; peft is not installed, and is found for one process alone."""
     found = os.pathsep.join([str(wheels.path("peft==0.21.2")), os.getcwd(), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": found, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", ADAPTED], capture_output=True, text=True, env=environment)
+    done = programs.python("-c", ADAPTED, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -15,6 +15,7 @@ from linattn.generate.sampling import Sampling, draw, sample
 from linattn.models import LanguageModel, LMConfig
 from linattn.ops.cpu import library as cpu
 from tests.ops.errors import error
+from tests.sweeps import swept
 
 ROOT = Path(__file__).parents[2]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -66,7 +67,7 @@ def steps(lm, rows: int, count: int, device: str = "cpu"):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("mixer", RECURRENT)
+@pytest.mark.parametrize("mixer", swept(RECURRENT))
 def test_every_recurrent_mixer(mixer, device):
     off, ours, theirs = steps(model(mixer, device, layers=1), 2, 3, device)
     limit = 2e-5 if device == "cpu" else 1e-4  # where what reads the prompt multiplies in parts of tf32

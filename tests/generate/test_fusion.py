@@ -16,10 +16,11 @@ from linattn.ops import convolution_step
 from linattn.ops.norms import unit_length
 from linattn.state import State
 from tests.ops.errors import error
+from tests.sweeps import first
 
 LIMIT = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 0.2}  # values cancel here and there
 RECURRENT = [n for n in mixers.available() if mixers.info(n).resumable and mixers.info(n).recurrent]
-FIRST = {mixers.info(n).cls.__module__.rpartition(".")[0]: n for n in reversed(RECURRENT)}.values()  # of each folder
+FIRST = first(RECURRENT)
 
 
 def _case(mixer, rows, layers):

@@ -1,8 +1,9 @@
-"""Tests of every mixer, of which `make test` takes one mixer of each folder, and `make test-slow` the others."""
+"""Sweeps of which `make test` takes a part and `make test-slow` the rest: mixers, and combinations of parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from itertools import product
 
 import pytest
 
@@ -19,3 +20,9 @@ def swept(names: Iterable[str]) -> list:
     names = list(names)
     quick = first(names)
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def halved(*choices: Sequence, rest: object = pytest.mark.slow) -> list:
+    """All combinations of one of each of ``choices``. Every second one has the marks ``rest``, so that each pair of two stays without."""
+    rows = [tuple(zip(*row, strict=True)) for row in product(*map(enumerate, choices))]
+    return [row if sum(places) % 2 == 0 else pytest.param(*row, marks=rest) for places, row in rows]

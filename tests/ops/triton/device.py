@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import product
 
 import pytest
 import torch
@@ -34,12 +33,6 @@ EXACT_BACKEND = "reference" if INTERPRETED else "torch"  # sooner there, and in 
 def first(chosen: Container, rows: Iterable[tuple]) -> list:
     """All ``rows`` of parameters, of which `make test` runs those whose first or whole is ``chosen``; a GPU runs them all."""
     return [row if row in chosen or row[0] in chosen else pytest.param(*row, marks=LATER) for row in rows]
-
-
-def halved(*choices: Iterable) -> list:
-    """All combinations of the ``choices``, of which `make test` runs every second one, with each pair of two values among them."""
-    rows = [tuple(zip(*row, strict=True)) for row in product(*map(enumerate, choices))]
-    return [row if sum(places) % 2 == 0 else pytest.param(*row, marks=LATER) for places, row in rows]
 
 
 def here(call: Call) -> Call:

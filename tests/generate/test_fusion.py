@@ -107,7 +107,7 @@ class Graph(nn.Module):
 
 
 @pytest.mark.parametrize("as_for_a_gpu", [False, True])
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=pytest.mark.slow if n >= 40 else ()) for n in range(80)])
 def test_random_graphs(seed, as_for_a_gpu, monkeypatch):
     dtype = [torch.float32, torch.float32, torch.bfloat16, torch.float64][seed % 4]
     module = Graph(seed, dtype).eval()

@@ -11,6 +11,7 @@ import linattn
 from linattn import mixers
 from linattn.hf import LinattnForCausalLM
 from tests.oracles import wheels
+from tests.sweeps import swept
 
 NAMES = [name for name in mixers.available() if (info := mixers.info(name)).kind == "sequence" and info.causal]
 
@@ -20,7 +21,7 @@ def model(mixer, **options) -> LinattnForCausalLM:
     return AutoModelForCausalLM.from_config(config).eval()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", swept(NAMES))
 def test_weights_that_come_when_they_are_called(name):
     from accelerate import cpu_offload
 
@@ -82,7 +83,7 @@ def test_blocks_are_never_split(name):
     assert not [part for part in places if part.startswith("model.layers.") and part.count(".") > 2]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", swept(NAMES))
 def test_tied_weights(name, tmp_path):
     lm = model(name, tie_embeddings=True)
     assert lm.lm_head.weight is lm.model.embedding.weight

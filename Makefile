@@ -85,12 +85,18 @@ test: style native ## ruff, the type checker and the tests that are not slow (TE
 test-all: style native ## the same with the slow sweeps
 	$(call BESIDE,$(PYTEST) -m "not gpu" $(DURATIONS) $(TEST_ARGS))
 
-SLOW := tests/atlas tests/bench/test_source.py tests/conformance tests/convert/test_resume.py tests/docs tests/generate/test_fusion.py tests/generate/test_pool.py \
-	$(addprefix tests/generate/test_speculate.py::test_,tokens_and_states_equal_plain_decoding verification_on_the_buffers_of_a_step) tests/hf/test_versions.py tests/ops/cpu/test_sanitize.py tests/ops/test_compile.py \
-	tests/convert/test_quality.py::test_the_gap_is_closed_and_the_first_stage_earns_its_tokens[small] \
-	tests/packaging $(addprefix tests/parallel/test_parallel.py::test_,two_processes_equal_one every_mixer_in_two_processes_equals_one) tests/train \
-	$(addprefix tests/ops/test_triton.py::test_,hoppers_own_kernels_compile the_largest_heads_fit_a_small_ampere \
-		hoppers_own_kernels_take_wide_values_in_parts[plain-BTH]) tests/targets/test_targets.py::test_compiles
+SLOW := tests/atlas tests/bench/test_source.py tests/cli/test_list_show.py tests/conformance tests/convert/test_resume.py tests/docs \
+	$(addprefix tests/generate/test_,captured.py compiling.py fusion.py pool.py) \
+	$(addprefix tests/generate/test_speculate.py::test_,random_patterns_equal_decoding_token_by_token tokens_and_states_equal_plain_decoding \
+		verification_on_the_buffers_of_a_step) \
+	$(addprefix tests/hf/test_,packing.py placement.py versions.py) tests/ops/cpu/test_sanitize.py \
+	$(addprefix tests/ops/test_,compile.py gradcheck.py mutants.py pattern.py) \
+	tests/convert/test_quality.py::test_the_gap_is_closed_and_the_first_stage_earns_its_tokens[small] tests/packaging \
+	$(addprefix tests/parallel/test_parallel.py::test_,two_processes_equal_one the_kernels_in_two_processes_equal_one \
+		every_mixer_in_two_processes_equals_one) tests/train \
+	$(addprefix tests/ops/test_triton.py::test_,compiles_for_hopper[bfloat16-plain-BTH] hoppers_own_kernels_compile \
+		hoppers_own_kernels_take_wide_values_in_parts[plain-BTH] interpreted_at_length[test_parts.py] interpreted_at_length[test_quantised.py] \
+		the_largest_heads_fit_a_small_ampere) tests/targets/test_targets.py::test_compiles
 
 test-slow: native ## of the slow tests those that take minutes, as .ci/run does
 	$(PYTEST) -m "slow and not gpu" $(SLOW) $(TEST_ARGS)

@@ -35,6 +35,16 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session")
+def programs():
+    """Runs programs, each in a process of its own."""
+    from tests.programs import Programs
+
+    found = Programs()
+    yield found
+    found.close()
+
+
 def pytest_ignore_collect(collection_path, config):
     """`pytest -m gpu` reads nothing that cannot have such tests: it needs torch, triton, numpy and pytest alone."""
     if config.option.markexpr != "gpu":

@@ -9,12 +9,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.programs import Programs
+
 ROOT = Path(__file__).parents[1]
 
 
-def answer_of(module: str, folder: Path, *words: str, timeout: float, ranks: int = 2) -> Any:
-    """What ``python -m module RANK RENDEZVOUS_FILE ANSWER_FILE words`` of all ``ranks``, side by side, write as JSON."""
+def answer_of(module: str, folder: Path, *words: str, timeout: int, ranks: int = 2, programs: Programs | None = None) -> Any:
+    """What ``python -m module RANK RENDEZVOUS_FILE ANSWER_FILE words`` of all ``ranks``, side by side, write as JSON.
+
+    With ``programs`` they are forked from its process; started anew they may read variables when they import torch or triton.
+    """
     answer = folder / "answer.json"
+    if programs is not None:
+        all_words = [("-m", module, rank, folder / "rendezvous", answer, *words) for rank in range(ranks)]
+        done = programs.together(all_words, env={**os.environ, "OMP_NUM_THREADS": "1"}, seconds=timeout)
+        assert answer.is_file(), "\n".join(d.stdout + d.stderr for d in done)
+        return json.loads(answer.read_text(encoding="utf-8"))
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", module, str(rank), str(folder / "rendezvous"), str(answer), *words],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,7 @@ def data() -> dict[str, object]:
     }
 
 
+@cache
 def numbers() -> dict[str, object]:
     """Numbers in the text of the page."""
     model, (right, count) = tiny.model(), tiny.accuracy(tiny.model())

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from functools import cache
 from html import escape
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.docs import pages as links
 from tests.packaging.tree import ROOT
 
 writing = import_module("linattn.atlas.build")  # the package has its function by this name
+INSPECTED = cache(writing.inspect_mixer)
 
 
 def three(tensor):
@@ -259,7 +261,8 @@ def test_folders_that_hold_something_else_are_refused(tmp_path):
         '{"schema": "linattn.reproduce", "study": ["recall"]}',
     ],
 )
-def test_a_damaged_result_is_named(tmp_path, content, capsys):
+def test_a_damaged_result_is_named(tmp_path, content, capsys, monkeypatch):
+    monkeypatch.setattr(writing, "inspect_mixer", INSPECTED)
     path = tmp_path / "results" / "ops-damaged.json"
     path.parent.mkdir()
     path.write_text(content)

@@ -15,6 +15,7 @@ from linattn.atlas.inspection import PAIRED, inspect_mixer
 from linattn.atlas.systems import _page
 from linattn.mixers import Mixer
 from linattn.mixers.taxonomy import FAMILIES, families
+from tests.sweeps import swept
 
 TOKENS, SEED = 15, 7
 
@@ -52,7 +53,7 @@ def parallel(a, b):
     return far(a * b.square().sum(-1, keepdim=True), along)
 
 
-@pytest.mark.parametrize("name", [n for n in mixers.available() if mixers.info(n).kind in PAIRED])
+@pytest.mark.parametrize("name", swept(n for n in mixers.available() if mixers.info(n).kind in PAIRED))
 def test_every_claim_about_the_recurrence_and_the_values_is_true(name):
     seen = inspect_mixer(name)
     page = _page(Atlas((name,)), seen, (None, None)).body

@@ -16,6 +16,7 @@ from linattn.atlas.draw import KINDS, draw
 from linattn.atlas.inspection import inspect_mixer
 from linattn.atlas.page import rounded
 from linattn.cli.main import main
+from tests.sweeps import swept
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -30,7 +31,7 @@ def test_files_stand_alone(name, what):
     assert re.search("[\u4e00-\u9fff]", draw(name, what, language="zh"))
 
 
-@pytest.mark.parametrize("name", mixers.available())
+@pytest.mark.parametrize("name", swept(mixers.available()))
 def test_every_system_is_drawn_or_says_what_it_lacks(name, monkeypatch):
     monkeypatch.setattr(drawing, "inspect_mixer", cache(inspect_mixer))
     ET.fromstring(draw(name, "cell"))

@@ -9,6 +9,7 @@ from linattn import mixers
 from linattn.cli.main import main
 from linattn.mixers.documents import DOCUMENTS, named
 from linattn.mixers.taxonomy import FAMILIES
+from tests.sweeps import swept
 
 GLA, HIPPO = ("000", "001", "003", "004"), ("000", "001", "004")  # the introductions that name them
 
@@ -80,7 +81,7 @@ def test_introductions_are_named_by_title_not_by_key(command, capsys):
     assert "seeds" not in repr(mixers.info("gla"))
 
 
-@pytest.mark.parametrize("name", mixers.available())
+@pytest.mark.parametrize("name", swept(mixers.available()))
 def test_show_any_mixer(name, capsys):
     assert main(["show", name]) == 0
     text, info = capsys.readouterr().out, mixers.info(name)

@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -247,7 +245,7 @@ def test_no_memory_is_a_reason(monkeypatch):
         measure.at_context(lambda *_, **__: (_ for _ in ()).throw(RuntimeError("shape")), torch.zeros(1, 4, dtype=torch.int64))
 
 
-def test_the_command_line_in_its_own_process(options):
+def test_the_command_line_in_its_own_process(options, programs):
     args = [
         "--mixers",
         "softmax,gla",
@@ -263,9 +261,7 @@ def test_the_command_line_in_its_own_process(options):
         "8",
         "--quick",
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "linattn", "compare", *args, "--out", str(options.out)], capture_output=True, text=True, timeout=120
-    )
+    done = programs.python("-m", "linattn", "compare", *args, "--out", options.out)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[-1] == f"report: {options.out / 'report.html'}"

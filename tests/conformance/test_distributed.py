@@ -11,19 +11,20 @@ from linattn.mixers import Mixer
 from tests.conformance.broken import LeaksRows, Sound, UnusedParameter
 from tests.conformance.checks import WRAPPERS
 from tests.pair import answer_of
+from tests.programs import Programs
 
 
-def run(folder: Path, *classes: type[Mixer]) -> dict[type[Mixer], dict[str, str | None]]:
+def run(programs: Programs, folder: Path, *classes: type[Mixer]) -> dict[type[Mixer], dict[str, str | None]]:
     """Start both processes on ``classes``; what was wrong with each under each wrapper."""
     entries = {f"{cls.__module__}:{cls.__qualname__}": cls for cls in classes}
-    answer = answer_of("tests.conformance.distributed", folder, *entries, timeout=300)
+    answer = answer_of("tests.conformance.distributed", folder, *entries, timeout=300, programs=programs)
     return {entries[entry]: found for entry, found in answer.items()}
 
 
 @pytest.mark.slow
-def test_ddp_and_fsdp2_equal_one_process(tmp_path: Path) -> None:
+def test_ddp_and_fsdp2_equal_one_process(tmp_path: Path, programs: Programs) -> None:
     infos = list(map(linattn.mixers.info, linattn.mixers.available()))
-    answers = run(tmp_path, Sound, LeaksRows, UnusedParameter, *(i.cls for i in infos))
+    answers = run(programs, tmp_path, Sound, LeaksRows, UnusedParameter, *(i.cls for i in infos))
     assert answers.pop(Sound) == dict.fromkeys(WRAPPERS), "the sound one passes"
     for broken in (LeaksRows, UnusedParameter):
         assert all(answers.pop(broken).values()), f"{broken.__name__} is caught"

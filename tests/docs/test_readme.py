@@ -22,10 +22,10 @@ def run(words: list[str], folder) -> str:
     return done.stdout
 
 
-def test_the_python_blocks_run(tmp_path):
+def test_the_python_blocks_run(tmp_path, programs):
     program = tmp_path / "README.py"
     program.write_text(markdown.python(ENGLISH))
-    said = run(["-W", "error", str(program)], tmp_path)
+    said = programs.run(tmp_path, program)
     assert re.search("cpu: runs, recurrent form|torch: runs, chunk form", said) and said.startswith("keeps its size.")
 
 

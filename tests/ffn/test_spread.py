@@ -8,8 +8,8 @@ from tests.pair import answer_of
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory) -> dict[str, float | str]:
-    return answer_of("tests.ffn.spreading", tmp_path_factory.mktemp("spread"), timeout=120)
+def found(tmp_path_factory, programs) -> dict[str, float | str]:
+    return answer_of("tests.ffn.spreading", tmp_path_factory.mktemp("spread"), timeout=120, programs=programs)
 
 
 @pytest.mark.parametrize("case", ["switch", "gshard", "st_moe", "experts", "gshard without capacity", "unequal", "evaluated"])

@@ -1,6 +1,5 @@
 """The captured step against the model as it is written: tokens and states, for every mixer whose state does not grow."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from linattn.generate.sampling import Sampling, draw, sample
 from linattn.models import LanguageModel, LMConfig
 from linattn.ops.cpu import library as cpu
 from tests.ops.errors import error
+from tests.sweeps import swept
 
 ROOT = Path(__file__).parents[2]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -67,7 +67,7 @@ def steps(lm, rows: int, count: int, device: str = "cpu"):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("mixer", RECURRENT)
+@pytest.mark.parametrize("mixer", swept(RECURRENT))
 def test_every_recurrent_mixer(mixer, device):
     off, ours, theirs = steps(model(mixer, device, layers=1), 2, 3, device)
     limit = 2e-5 if device == "cpu" else 1e-4  # where what reads the prompt multiplies in parts of tf32
@@ -399,9 +399,9 @@ with torch.inference_mode():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
-def test_a_small_step_wakes_no_thread():
+def test_a_small_step_wakes_no_thread(programs):
     """Beside a busy process each time would cost a turn of the scheduler: 50 times as long as the step."""
     if cpu.reason():
         pytest.skip(cpu.reason())
-    done = subprocess.run([sys.executable, "-c", THREADS, "gla", "slstm"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = programs.python("-c", THREADS, "gla", "slstm")
     assert done.stdout == "0\n0\n", done.stderr[-2000:]

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("triton")
 
 
+@pytest.mark.slow
 def test_they_overlap(tmp_path):
     command = [sys.executable, "-m", "tests.generate.compiling"]
     environment = {"TRITON_CACHE_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"}

@@ -16,15 +16,16 @@ from linattn.ops import convolution_step
 from linattn.ops.norms import unit_length
 from linattn.state import State
 from tests.ops.errors import error
+from tests.sweeps import first
 
 LIMIT = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 0.2}  # values cancel here and there
 RECURRENT = [n for n in mixers.available() if mixers.info(n).resumable and mixers.info(n).recurrent]
-FIRST = {mixers.info(n).cls.__module__.rpartition(".")[0]: n for n in reversed(RECURRENT)}.values()  # of each folder
+FIRST = first(RECURRENT)
 
 
 def _case(mixer, rows, layers):
-    """Two rows take other products, and a second layer follows the sums of the first: quick for one mixer of each folder."""
-    return pytest.param(mixer, rows, layers, marks=() if (rows, layers) == (1, 1) or mixer in FIRST else pytest.mark.slow)
+    """Two rows take other products, and a second layer follows the sums of the first. Quick for one mixer of each folder."""
+    return pytest.param(mixer, rows, layers, marks=() if mixer in FIRST else pytest.mark.slow)
 
 
 UNARY = (F.logsigmoid, F.softplus, torch.sigmoid, torch.tanh, torch.neg, F.silu, lambda x: x.clamp(max=3).exp())
@@ -106,7 +107,7 @@ class Graph(nn.Module):
 
 
 @pytest.mark.parametrize("as_for_a_gpu", [False, True])
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=pytest.mark.slow if n >= 40 else ()) for n in range(80)])
 def test_random_graphs(seed, as_for_a_gpu, monkeypatch):
     dtype = [torch.float32, torch.float32, torch.bfloat16, torch.float64][seed % 4]
     module = Graph(seed, dtype).eval()

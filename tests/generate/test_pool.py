@@ -11,12 +11,12 @@ from linattn.generate import prompts as reader
 from linattn.generate.reading import Batches
 from linattn.models import LanguageModel, LMConfig
 from linattn.state import State
+from tests.sweeps import swept
 
 RECURRENT = [n for n in mixers.available() if mixers.info(n).resumable and mixers.info(n).recurrent]
 GROWING = [n for n in mixers.available() if mixers.info(n).resumable and not mixers.info(n).recurrent]
 POOLED = {"softmax", "mla"}
 HYBRIDS = ["gla, softmax", "mamba2, mla"]
-FIRST = {mixers.info(n).cls.__module__.rpartition(".")[0]: n for n in reversed(RECURRENT)}.values()  # of each folder
 VOCABULARY = 40
 
 
@@ -57,7 +57,7 @@ def drain(pool) -> list:
     return list(pool.run())
 
 
-@pytest.mark.parametrize("mixer", [*HYBRIDS, *(n if n in FIRST else pytest.param(n, marks=pytest.mark.slow) for n in RECURRENT)])
+@pytest.mark.parametrize("mixer", [*HYBRIDS, *swept(RECURRENT)])
 def test_greedy_tokens_equal_single_generation(mixer, monkeypatch):
     """With arrivals at random, prompts in pieces, hits of the prefix cache and cancellation; one step is captured, for both rows."""
     monkeypatch.setattr(rows, "bucket", lambda count, slots: slots)

@@ -12,6 +12,7 @@ from linattn.generate.pace import GRACE, LENGTHS, SHARE, Pace, Share
 from linattn.generate.prefill import prefill
 from linattn.generate.verify import accepted
 from linattn.models import LanguageModel, LMConfig
+from tests.sweeps import swept
 
 VOCABULARY = 12
 MIXERS = ["gla, softmax", "mamba2", "rwkv7"]  # a cache, short convolutions, values that layers share
@@ -30,7 +31,7 @@ def drafting(monkeypatch):
     monkeypatch.setattr(Pace, "length", lambda self, available, shares: draw.choice([0, 3, 7]) if any(available) else 0)
 
 
-@pytest.mark.parametrize("mixer", benchmark.causal())
+@pytest.mark.parametrize("mixer", swept(benchmark.causal()))
 def test_random_patterns_equal_decoding_token_by_token(mixer):
     found = benchmark.patterns(mixer, 3, 3)
     assert found["error"] < 1e-10

@@ -1,8 +1,6 @@
 """Checkpoints of flash-linear-attention become ours with the same logits, and go back. Its own classes run in other processes."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,23 +16,23 @@ ROUNDED = ("ffn.key.mu", "ffn.receptance.mu", "ffn.x_k", "model.lower_bounds")
 
 
 @pytest.fixture(scope="module")
-def theirs(tmp_path_factory):
+def theirs(tmp_path_factory, programs):
     """Their models as they save them."""
-    return run(tmp_path_factory.mktemp("theirs"))
+    return run(programs, tmp_path_factory.mktemp("theirs"))
 
 
 @pytest.fixture(scope="module")
-def back(theirs, tmp_path_factory):
+def back(theirs, tmp_path_factory, programs):
     """The same, read and exported again, and read by them."""
     out = tmp_path_factory.mktemp("back")
     for name in MODELS:
         export(load(theirs / name), name, out / name)
-    run(theirs, out)
+    run(programs, theirs, out)
     return out
 
 
-def run(*folders):
-    done = subprocess.run([sys.executable, "-m", "tests.hf.fla_models", *map(str, folders)], capture_output=True, text=True, timeout=300)
+def run(programs, *folders):
+    done = programs.python("-m", "tests.hf.fla_models", *folders)
     if done.returncode and "LINATTN_OFFLINE=1" in done.stdout + done.stderr:
         pytest.skip("the wheels of flash-linear-attention are not there, and LINATTN_OFFLINE=1")
     assert done.returncode == 0, done.stderr

@@ -251,12 +251,12 @@ def test_what_reentrant_checkpointing_would_cut_off_is_refused():
         lm(ids, labels=ids, **how).loss.backward()
 
 
-def test_the_auto_classes_know_us_if_transformers_came_first():
+def test_the_auto_classes_know_us_if_transformers_came_first(programs):
     code = """
 import transformers, linattn
 assert transformers.AutoConfig.for_model("linattn").model_type == "linattn"
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    programs.python("-c", code).check_returncode()
 
 
 def test_asking_whether_transformers_is_there_does_not_load_it():

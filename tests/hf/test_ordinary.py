@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -48,11 +46,11 @@ def test_a_saved_folder_has_a_card_with_the_facts(mixer, tmp_path):
     assert linattn.__version__ in text
 
 
-def test_the_cards_code_runs(tmp_path):
+def test_the_cards_code_runs(tmp_path, programs):
     """In a process that knows nothing of us before."""
     model().save_pretrained(tmp_path)
     code = (tmp_path / "README.md").read_text().split("```python\n")[1].split("```")[0].replace("path/to/this/folder", str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", f"{code}\nprint(tokens.shape)"], capture_output=True, text=True)
+    done = programs.python("-c", f"{code}\nprint(tokens.shape)")
     assert done.stdout == "torch.Size([1, 21])\n", done.stderr
 
 
@@ -288,10 +286,9 @@ print("trained", len(trained))
 """
 
 
-def test_lora(tmp_path):
+def test_lora(tmp_path, programs):
     """In a process of its own: peft is not installed, and is found for this alone."""
     found = os.pathsep.join([str(wheels.path("peft==0.21.2")), os.getcwd(), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-c", PEFT, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": found, "OMP_NUM_THREADS": "1"})
+    done = programs.python("-c", PEFT, tmp_path, env={**os.environ, "PYTHONPATH": found, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("trained")

@@ -171,6 +171,7 @@ def test_no_tokens_and_single_ones():
     torch.testing.assert_close(lm(ids[:, 5:], past_key_values=cache, **one).logits, lm(ids).logits[:, 5:])
 
 
+@pytest.mark.slow
 def test_a_compiled_model_keeps_packed_sequences_apart():
     lm, ids = model(), torch.randint(50, (1, TOKENS))
     want = apart(lm, ids, use_cache=False)

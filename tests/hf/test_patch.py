@@ -4,7 +4,6 @@ import contextlib
 import copy
 import json
 import os
-import subprocess
 import sys
 import threading
 from importlib import import_module
@@ -278,14 +277,14 @@ def test_of_two_threads_one_patches(module, monkeypatch):
     assert module.mamba_selective_scan is original
 
 
-def test_what_is_installed_is_not_called(tmp_path):
+def test_what_is_installed_is_not_called(tmp_path, programs):
     for name, functions in STAND_INS.items():
         body = 'def {}(*args, **kwargs):\n    raise RuntimeError("0 active drivers ([]). There should only be one.")\n'
         inside = tmp_path / name
         inside.mkdir()
         (inside / "__init__.py").write_text("\n".join(body.format(function) for function in functions))
     path = os.pathsep.join([str(tmp_path), os.getcwd(), os.environ.get("PYTHONPATH", "")])
-    result = subprocess.run([sys.executable, "-c", INSTALLED], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    result = programs.python("-c", INSTALLED, env=os.environ | {"PYTHONPATH": path})
     assert result.returncode == 0, result.stderr
 
 

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -14,11 +12,10 @@ CASES = ("gla", "gla steps", "simple_gla", "delta", "gated delta", "kda", "comba
 
 
 @pytest.fixture(scope="module")
-def found():
+def found(programs):
     fla = wheels.path("fla-core==0.6.0")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(fla), os.getcwd()])}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.hf.fla_cases"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = programs.python("-m", "tests.hf.fla_cases", env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

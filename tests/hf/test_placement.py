@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ import linattn
 from linattn import mixers
 from linattn.hf import LinattnForCausalLM
 from tests.oracles import wheels
+from tests.sweeps import swept
 
 NAMES = [name for name in mixers.available() if (info := mixers.info(name)).kind == "sequence" and info.causal]
 
@@ -22,7 +21,7 @@ def model(mixer, **options) -> LinattnForCausalLM:
     return AutoModelForCausalLM.from_config(config).eval()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", swept(NAMES))
 def test_weights_that_come_when_they_are_called(name):
     from accelerate import cpu_offload
 
@@ -84,7 +83,7 @@ def test_blocks_are_never_split(name):
     assert not [part for part in places if part.startswith("model.layers.") and part.count(".") > 2]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", swept(NAMES))
 def test_tied_weights(name, tmp_path):
     lm = model(name, tie_embeddings=True)
     assert lm.lm_head.weight is lm.model.embedding.weight
@@ -116,11 +115,11 @@ print(json.dumps(lacking))
 
 
 @pytest.fixture(scope="module")
-def unused():
+def unused(programs):
     """By mixer, the adapters that nothing of the output depends on; peft is not installed, and is found for one process alone."""
     found = os.pathsep.join([str(wheels.path("peft==0.21.2")), os.getcwd(), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": found, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", ADAPTED], capture_output=True, text=True, env=environment)
+    done = programs.python("-c", ADAPTED, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -2,7 +2,6 @@
 
 import math
 import re
-import subprocess
 import sys
 
 import numpy as np
@@ -247,10 +246,9 @@ def test_a_file_in_a_folder_is_all_that_a_mixer_needs(own_register, monkeypatch,
     assert "in_a_folder" in available() and families(info("in_a_folder")) == ("kernels",)
 
 
-def test_importing_the_mixers_loads_none_of_them():
+def test_importing_the_mixers_loads_none_of_them(programs):
     code = "import sys, linattn.mixers as m; print('linattn.mixers.decay.gla' in sys.modules, m.info('gla').name, m.info('swiglu').name)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "gla", "swiglu"]
+    assert programs.python("-c", code).stdout.split() == ["False", "gla", "swiglu"]
 
 
 def test_unknown_families_are_refused():

@@ -1,8 +1,6 @@
 """The backbone: states, masks and packing through the stack, its variants, its start."""
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -169,7 +167,7 @@ def test_gradient_checkpointing_recomputes_and_changes_nothing():
         assert torch.equal(a, b)
 
 
-def test_models_need_no_transformers():
+def test_models_need_no_transformers(programs):
     code = """
 import sys
 sys.modules["transformers"] = None
@@ -177,18 +175,17 @@ import linattn, torch
 model = linattn.LanguageModel(linattn.LMConfig(vocab_size=9, dim=32, layers=1, mixer="gla"))
 print(list(model(torch.zeros(1, 3, dtype=torch.long)).shape), linattn.LMConfig.__module__)
 """
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out.split("] ") == ["[1, 3, 9", "linattn.models.config\n"]
+    assert programs.python("-c", code).stdout.split("] ") == ["[1, 3, 9", "linattn.models.config\n"]
 
 
-def test_a_transformers_that_is_too_old_is_told_and_survived():
+def test_a_transformers_that_is_too_old_is_told_and_survived(programs):
     code = """
 import sys, types
 sys.modules["transformers"] = types.ModuleType("transformers")
 import linattn
 print(linattn.LanguageModel.__name__)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = programs.python("-c", code)
     assert done.stdout == "LanguageModel\n"
     assert "this transformers does not serve linattn.hf: cannot import name" in done.stderr
 

@@ -13,9 +13,9 @@ from linattn.models import LanguageModel, LMConfig
 from tests.conformance.test_distributed import run
 
 
-def model(dim=32) -> LanguageModel:
+def model(dim=32, layers=5) -> LanguageModel:
     """RWKV-7 with another mixer between its layers, no parameter at a special value."""
-    lm = LanguageModel(LMConfig(vocab_size=50, dim=dim, layers=5, mixer="rwkv7, gla")).double()
+    lm = LanguageModel(LMConfig(vocab_size=50, dim=dim, layers=layers, mixer="rwkv7, gla")).double()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in lm.parameters():
@@ -89,7 +89,7 @@ def test_gradient_checkpointing_gives_the_same_bits():
 
 
 def test_compile_and_export():
-    lm, ids = model(), torch.randint(50, (2, 7))
+    lm, ids = model(layers=3), torch.randint(50, (2, 7))
 
     def prefill_and_step(ids):
         logits, state = lm(ids, return_state=True)
@@ -103,8 +103,8 @@ def test_compile_and_export():
             close(torch.export.export(lm, (ids,)).module()(ids), lm(ids))
 
 
-def test_ddp_and_fsdp2(tmp_path: Path):
-    assert run(tmp_path, Stack)[Stack] == {"ddp": None, "fsdp2": None}
+def test_ddp_and_fsdp2(tmp_path: Path, programs):
+    assert run(programs, tmp_path, Stack)[Stack] == {"ddp": None, "fsdp2": None}
 
 
 def test_the_face_for_transformers():

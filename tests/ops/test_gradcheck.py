@@ -9,6 +9,7 @@ from linattn.ops.gated import gated
 from linattn.ops.norms import rms_norm
 from linattn.ops.short_convolution import short_convolution
 from tests.ops.cases import FORMS, KINDS, Call, make
+from tests.sweeps import halved
 
 RANKS = ("none", "H", "HK", "BTH", "BTHK")
 
@@ -24,10 +25,7 @@ def small(kind: str, rank: str, **options: object) -> Call:
     return make(kind, rank, B=1, H=2, Hk=1, K=2, V=2, strength=(0.2, 2.0), **{"T": 3, **options})
 
 
-@pytest.mark.parametrize("check", [gradcheck, gradgradcheck])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rank", RANKS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "rank", "form", "check"), halved(KINDS, RANKS, FORMS, [gradcheck, gradgradcheck]))
 def test_first_and_second_derivatives(kind, rank, form, check):
     assert check(*function(small(kind, rank), form), fast_mode=True)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from tests.ops import definition
 from tests.ops.cases import FORMS, KINDS, RANKS, Call, cotangent, make
 from tests.ops.errors import same_bits
+from tests.sweeps import halved
 
 GROUP = 2  # heads of v for one head of q and k
 LENGTHS = (3, 0, 66, 1)
@@ -84,10 +85,7 @@ def indices(call: Call, name: str) -> list[tuple[int, ...]]:
     return [one(at) for at in AT] if name in call.timed else [one(None) for _ in range(3)]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["dense", "packed"])
-@pytest.mark.parametrize("rank", RANKS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "rank", "lengths", "form"), halved(KINDS, RANKS, [None, LENGTHS], FORMS))
 def test_mutants(kind, rank, lengths, form):
     call, out = base(kind, rank, lengths, form)
     names = call.tensors if rank == "BTHK" else [n for n in call.tensors if n in ("decay", "k", "S")]

@@ -160,7 +160,7 @@ def test_compile(name):
     torch.testing.assert_close(call(q, k, v), attend(q, k, v, PATTERNS[name]))
 
 
-@pytest.mark.parametrize("name", ["decoder grid", "fixed", "sparse"])
+@pytest.mark.parametrize("name", [pytest.param("decoder grid", marks=pytest.mark.slow), "fixed", "sparse"])
 def test_compile_at_lengths_that_change(name):
     torch._dynamo.reset()
     call = torch.compile(lambda q, k, v: attend(q, k, v, PATTERNS[name]), fullgraph=True, backend="eager")

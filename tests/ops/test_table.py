@@ -162,10 +162,9 @@ def test_the_file_is_what_is_written(tmp_path):
     assert (tmp_path / "table.json").read_text() == table.FILE.read_text()
 
 
-def test_importing_does_not_read_it():
+def test_importing_does_not_read_it(programs):
     code = "from linattn.ops.triton import linear_attention, table; print(table._read.cache_info().currsize, table._installed)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
-    assert done.stdout.split() == ["0", "None"]
+    assert programs.python("-c", code).stdout.split() == ["0", "None"]
 
 
 def test_every_row_has_calls_that_check_and_time_it():

@@ -29,6 +29,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     assert not problems, "\n".join(problems)
 
 
+@pytest.mark.slow
 def test_the_kernels_in_two_processes_equal_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter, with states that the kernels exchange themselves."""
     pytest.importorskip("triton")

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -230,9 +228,9 @@ def test_a_pytree_and_a_graph_see_the_tensors():
     assert same(compiled(state), step(state))
 
 
-def test_importing_it_loads_no_safetensors():
+def test_importing_it_loads_no_safetensors(programs):
     code = "import sys, linattn.state; assert 'safetensors' not in sys.modules and 'transformers' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    programs.python("-c", code).check_returncode()
 
 
 def lm(**changes) -> LanguageModel:
@@ -301,7 +299,7 @@ def test_a_file_cut_short_is_refused(part, tmp_path):
         State.load(path, model=model)
 
 
-def test_a_process_killed_while_saving_leaves_the_old_file(tmp_path):
+def test_a_process_killed_while_saving_leaves_the_old_file(tmp_path, programs):
     code = """
 import os, sys
 from linattn.state import State, files
@@ -313,7 +311,7 @@ state.save(sys.argv[1])
 """
     path = tmp_path / "s"
     for value, exit_code in (("1", 0), ("2", 9)):
-        assert subprocess.run([sys.executable, "-c", code, str(path), value]).returncode == exit_code
+        assert programs.python("-c", code, path, value).returncode == exit_code
     assert State.load(path).layers[0]["S"].unique().tolist() == [1.0]
 
 

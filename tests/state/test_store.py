@@ -1,8 +1,6 @@
 """The store of prefixes: the longest is found, the oldest goes, and several processes use it at once."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -185,10 +183,9 @@ sys.exit(max(os.waitpid(child, 0)[1] for child in children) > 0)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="one interpreter forks the others")
-def test_several_processes_at_once(tmp_path):
+def test_several_processes_at_once(tmp_path, programs):
     bound, environment = 16_000, {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", PROCESSES, str(tmp_path), str(bound)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = programs.python("-c", PROCESSES, tmp_path, bound, env=environment)
     assert done.returncode == 0, done.stderr
     store = PrefixStore(tmp_path, max_bytes=bound)
     assert 0 < store.nbytes <= bound

@@ -19,6 +19,7 @@ def metrics(run: Path) -> list[dict]:
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
     command = [sys.executable, "-m", "tests.train.lives", str(tmp_path), str(tmp_path / "text.txt")]

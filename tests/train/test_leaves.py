@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import linattn
 from linattn.cli.main import main
 from linattn.data.codec import ByteCodec, TokenizerCodec, codec_of
 from linattn.train import checkpoint, load_run, train
+from tests.programs import Programs
 from tests.train.runs import TEXT, options
 
 ROOT = Path(linattn.__file__).parents[1]
@@ -67,9 +67,9 @@ def test_a_tokenizer_of_ones_own_goes_along_as_it_came(text, tmp_path):
     assert AutoTokenizer.from_pretrained(run)("the lazy dog").input_ids == load_run(run)[1].encode("the lazy dog")
 
 
-def python(code: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:
-    known = {**os.environ, "PYTHONPATH": str(ROOT), "HF_MODULES_CACHE": str(folder / "modules"), "HF_HUB_OFFLINE": "1", **environment}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=known, cwd=folder)
+def python(programs: Programs, code: str, folder: Path) -> subprocess.CompletedProcess:
+    known = {**os.environ, "PYTHONPATH": str(ROOT), "HF_MODULES_CACHE": str(folder / "modules"), "HF_HUB_OFFLINE": "1"}
+    return programs.python("-c", code, env=known, cwd=folder)
 
 
 HIDDEN = """
@@ -89,11 +89,11 @@ model.save_pretrained("again")
 """
 
 
-def test_trusted_code_needs_no_import_and_names_the_package(done, tmp_path):
-    found = python(READ.format(before="", folder=str(done.run)), tmp_path)
+def test_trusted_code_needs_no_import_and_names_the_package(done, tmp_path, programs):
+    found = python(programs, READ.format(before="", folder=str(done.run)), tmp_path)
     assert found.stdout == "linattn.hf.model torch.Size([1, 3, 256])\n", found.stderr
     assert {p.name for p in (tmp_path / "again").glob("*.py")} == {"modeling_linattn.py"}
-    missing = python(READ.format(before=HIDDEN, folder=str(done.run)), tmp_path)
+    missing = python(programs, READ.format(before=HIDDEN, folder=str(done.run)), tmp_path)
     assert missing.returncode and "pip install linattn" in missing.stderr.splitlines()[-1]
 
 

@@ -1,10 +1,8 @@
 """The threads: every index once, whoever asks, after a fork, and at the end of a process."""
 
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ import torch
 from linattn.ops.cpu.library import LARGE, call
 
 pytestmark = pytest.mark.usefixtures("native")
-ROOT = Path(__file__).parents[3]
 # At most 32768 numbers, which torch copies on one thread: its own threads do not outlive a fork.
 
 
@@ -42,7 +39,7 @@ from linattn.ops.cpu import library
 torch.set_num_threads(4)
 x = torch.arange(16 * 700, dtype=torch.float32)
 y = torch.zeros_like(x)
-end, wrong = time.monotonic() + 3, 0
+end, wrong = time.monotonic() + 1.5, 0
 while time.monotonic() < end:
     for blocks in (2, 3, 40, 2, 7, 300, 2, 5, 64, 2):
         count = 16 * blocks
@@ -53,14 +50,9 @@ print(wrong)
 """
 
 
-def test_one_short_job_after_the_other():
+def test_one_short_job_after_the_other(programs):
     """A thread that is late in one job takes nothing of the next, however much larger that is: nothing hangs, and nothing is left out."""
-    runs = [subprocess.Popen([sys.executable, "-c", STORM], cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    try:
-        assert [run.communicate(timeout=60)[0] for run in runs] == ["0\n"] * 2
-    finally:
-        for run in runs:
-            run.kill()
+    assert [done.stdout for done in programs.together([("-c", STORM)] * 2, seconds=60)] == ["0\n"] * 2
 
 
 PROCESS = """
@@ -78,8 +70,8 @@ print("runtimes of threads:", len(runtimes))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
-def test_a_process_forks_and_ends_while_its_threads_wait():
-    done = subprocess.run([sys.executable, "-c", PROCESS], cwd=ROOT, capture_output=True, text=True, timeout=120)
+def test_a_process_forks_and_ends_while_its_threads_wait(programs):
+    done = programs.python("-c", PROCESS)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout == "runtimes of threads: 1\n"  # torch's; there is no second
 
@@ -98,8 +90,8 @@ for matrix in (few, many):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
-def test_few_products_are_left_to_one_thread():
-    done = subprocess.run([sys.executable, "-c", FEW], cwd=ROOT, capture_output=True, text=True, timeout=60)
+def test_few_products_are_left_to_one_thread(programs):
+    done = programs.python("-c", FEW)
     assert done.stdout.split() == ["0", "2"], done.stderr[-2000:]
 
 
@@ -135,9 +127,9 @@ fork()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
-def test_long_jobs_are_those_of_torch_s_threads():
+def test_long_jobs_are_those_of_torch_s_threads(programs):
     """Which spin after torch's operations: other threads would share the cores with that. A forked child has none of them."""
-    done = subprocess.run([sys.executable, "-c", LONG], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = programs.python("-c", LONG)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -9,7 +9,8 @@ from linattn.ops.torch.quantised import Quantised, dequantised
 from linattn.ops.triton import quantised as gpu
 from linattn.quantization.rounding import rounded
 from tests.ops.errors import doubled, error
-from tests.ops.triton.device import DEVICE, DTYPES, INTERPRETED, poisoned
+from tests.ops.triton.device import DEVICE, DTYPES, INTERPRETED, LATER, poisoned
+from tests.sweeps import halved
 
 LIMIT = {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 SIZES = [(64, (5, 17, 9))] if INTERPRETED else [(1024, (512, 512, 1024, 16)), (2816, (1000,)), (5632, (2048, 3)), (96, (70,))]
@@ -67,10 +68,10 @@ def test_plain_and_quantised_matrices_together(rows, dtype):
         compare(dtype, x, weights[:2], biases[:2])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("form", FORMATS, ids=str)
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("size", [32, 8, 24] if INTERPRETED else [128, 16, 96])
+GATES = [32, 8, 24] if INTERPRETED else [128, 16, 96]
+
+
+@pytest.mark.parametrize(("size", "rows", "form", "dtype"), halved(GATES, ROWS, FORMATS, DTYPES, rest=LATER), ids=str)
 def test_gates(size, rows, form, dtype):
     K, N = size * 4, 20 if INTERPRETED else 700
     x, gate = normal(rows, K, dtype=dtype), normal(rows, K, dtype=dtype)

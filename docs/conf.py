@@ -19,6 +19,7 @@ from sphinx.util.docutils import SphinxDirective
 
 import linattn
 from linattn.atlas.mathml import mathml
+from linattn.mixers.option_texts import options
 
 project, author = "linattn", "The linattn authors"
 version = release = linattn.__version__
@@ -72,8 +73,7 @@ class MixerPage(SphinxDirective):
             found.append(nodes.paragraph("", "", nodes.Text("With figures: "), link))
         example = f'linattn.mixers.{info.cls.__name__}(dim=256)  # or linattn.mixers.create("{info.name}", dim=256)'
         found.append(nodes.literal_block(example, example, language="python"))
-        options = [p for p in inspect.signature(info.cls).parameters.values() if p.name != "dim"]
-        facts = [("Option " + p.name, f"{p.annotation}, default {p.default!r}") for p in options]
+        facts = [("Option " + o.name, f"{o.text} ({o.type}, default {o.default})") for o in options(info)]
         facts += [("Kind", info.kind), ("Causal", "yes" if info.causal else "no"), ("Time and memory grow as", info.growth)]
         facts += [("Compared with", info.oracle)] if info.oracle else []
         facts += [(f"Exempt from {check}", reason) for check, reason in info.exemptions.items()]

@@ -53,6 +53,15 @@ nitpick_ignore_regex = [(r"py:.*", r"(?!linattn\b).*")]
 nitpick_ignore = [("py:class", "linattn.generate.request.Stops")]  # what Pool.submit makes of its argument stop
 
 
+def prose(text: str) -> list[nodes.Node]:
+    """Text of a docstring with its names in double backticks and its roles as code: a whole parser would take |λ| for a substitution."""
+    parts = re.split(r"(``.+?``|:\w+:`[^`]+`)", " ".join(text.split()))
+    return [nodes.literal("", code[1]) if (code := CODE.fullmatch(part)) else nodes.Text(part) for part in parts if part]
+
+
+CODE = re.compile(r"(?:``|:\w+:`(?:~[\w.]+\.)?)(.+?)`+")
+
+
 class MixerPage(SphinxDirective):
     """``.. mixer:: gla`` shows an entry of the register: source, equation, options, costs, evidence and the class's docstring."""
 
@@ -62,7 +71,8 @@ class MixerPage(SphinxDirective):
         """One node for each part that the entry has."""
         info = linattn.mixers.info(self.arguments[0])
         source = ", ".join(str(part) for part in (info.paper, info.year) if part)
-        found: list[nodes.Node] = [nodes.paragraph("", inspect.getdoc(info.cls) or "")]
+        words = (inspect.getdoc(info.cls) or "").partition("\nArgs:")[0].partition("\nRaises:")[0]
+        found: list[nodes.Node] = [nodes.paragraph("", "", *prose(part)) for part in words.split("\n\n") if part.strip()]
         if source:
             found.append(nodes.paragraph("", "", nodes.Text(source), *self.arxiv(info.arxiv)))
         if info.equation:
@@ -85,7 +95,7 @@ class MixerPage(SphinxDirective):
 
     def field(self, name: str, value: str) -> nodes.Node:
         """One row of the list of facts."""
-        return nodes.field("", nodes.field_name("", name), nodes.field_body("", nodes.paragraph("", value)))
+        return nodes.field("", nodes.field_name("", name), nodes.field_body("", nodes.paragraph("", "", *prose(value))))
 
 
 class Oracles(SphinxDirective):

@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from benchmarks import limits
+from benchmarks.hour_tables import hour
 from benchmarks.study_tables import causality, compared, losses, reproduced
 from benchmarks.titles import TITLES, markdown
 from linattn.bench.gpu.cases import DECODE, DECODE_SHAPES, FAMILIES, FIRST, GRAPHED, PASSES, SHAPES, START_SHAPE, STEPS, Case, Shape
 
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(r"(<!-- (?:from|summary of) (benchmarks/results/([a-z]+)-([\w-]+)\.json) -->\n).*?(?=<!-- end -->)", re.S)
-PAGES = [f"{page}{language}.md" for page in ("README", "docs/studies", "docs/benchmarks") for language in ("", ".zh")]
+BILINGUAL = ("README", "docs/studies", "docs/benchmarks")
+PAGES = [*(f"{page}{language}.md" for page in BILINGUAL for language in ("", ".zh")), "docs/first_hour.md"]
 
 
 def cpu(body: dict, words: dict) -> str:
@@ -328,6 +330,7 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
         "compilers": compilers,
         "kernels": kernels,
         "trainer": trainer,
+        "first": hour,
     }
     on_cpu = {"train": trained_on_cpu, "ops": cpu, "decode": decode_on_cpu}
     make = (suites | on_cpu if card == "cpu" else suites).get(suite, gpu)

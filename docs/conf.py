@@ -19,6 +19,7 @@ from sphinx.util.docutils import SphinxDirective
 
 import linattn
 from linattn.atlas.mathml import mathml
+from linattn.mixers.option_texts import options
 
 project, author = "linattn", "The linattn authors"
 version = release = linattn.__version__
@@ -52,6 +53,15 @@ nitpick_ignore_regex = [(r"py:.*", r"(?!linattn\b).*")]
 nitpick_ignore = [("py:class", "linattn.generate.request.Stops")]  # what Pool.submit makes of its argument stop
 
 
+def prose(text: str) -> list[nodes.Node]:
+    """Text of a docstring with its names in double backticks and its roles as code: a whole parser would take |λ| for a substitution."""
+    parts = re.split(r"(``.+?``|:\w+:`[^`]+`)", " ".join(text.split()))
+    return [nodes.literal("", code[1]) if (code := CODE.fullmatch(part)) else nodes.Text(part) for part in parts if part]
+
+
+CODE = re.compile(r"(?:``|:\w+:`(?:~[\w.]+\.)?)(.+?)`+")
+
+
 class MixerPage(SphinxDirective):
     """``.. mixer:: gla`` shows an entry of the register: source, equation, options, costs, evidence and the class's docstring."""
 
@@ -61,7 +71,8 @@ class MixerPage(SphinxDirective):
         """One node for each part that the entry has."""
         info = linattn.mixers.info(self.arguments[0])
         source = ", ".join(str(part) for part in (info.paper, info.year) if part)
-        found: list[nodes.Node] = [nodes.paragraph("", inspect.getdoc(info.cls) or "")]
+        words = (inspect.getdoc(info.cls) or "").partition("\nArgs:")[0].partition("\nRaises:")[0]
+        found: list[nodes.Node] = [nodes.paragraph("", "", *prose(part)) for part in words.split("\n\n") if part.strip()]
         if source:
             found.append(nodes.paragraph("", "", nodes.Text(source), *self.arxiv(info.arxiv)))
         if info.equation:
@@ -72,8 +83,7 @@ class MixerPage(SphinxDirective):
             found.append(nodes.paragraph("", "", nodes.Text("With figures: "), link))
         example = f'linattn.mixers.{info.cls.__name__}(dim=256)  # or linattn.mixers.create("{info.name}", dim=256)'
         found.append(nodes.literal_block(example, example, language="python"))
-        options = [p for p in inspect.signature(info.cls).parameters.values() if p.name != "dim"]
-        facts = [("Option " + p.name, f"{p.annotation}, default {p.default!r}") for p in options]
+        facts = [("Option " + o.name, f"{o.text} ({o.type}, default {o.default})") for o in options(info)]
         facts += [("Kind", info.kind), ("Causal", "yes" if info.causal else "no"), ("Time and memory grow as", info.growth)]
         facts += [("Compared with", info.oracle)] if info.oracle else []
         facts += [(f"Exempt from {check}", reason) for check, reason in info.exemptions.items()]
@@ -85,7 +95,7 @@ class MixerPage(SphinxDirective):
 
     def field(self, name: str, value: str) -> nodes.Node:
         """One row of the list of facts."""
-        return nodes.field("", nodes.field_name("", name), nodes.field_body("", nodes.paragraph("", value)))
+        return nodes.field("", nodes.field_name("", name), nodes.field_body("", nodes.paragraph("", "", *prose(value))))
 
 
 class Oracles(SphinxDirective):

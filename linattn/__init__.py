@@ -1,4 +1,4 @@
-"""linattn: linear attention, every form of it, over one recurrence."""
+"""Linear attention for PyTorch: one recurrence with fast kernels, and the published systems that are cases of it."""
 
 from importlib import import_module
 from importlib.util import find_spec

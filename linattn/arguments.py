@@ -190,10 +190,10 @@ def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
 
 
 def absent(path: Path) -> str:
-    """Error message for a ``path`` that does not exist, with a hint if it may be the name of a model on the Hugging Face Hub."""
+    """Error message for a model's ``path`` that does not exist, with what to give; a name of the Hugging Face Hub gets the command."""
     hub = len(path.parts) == 2 and not path.is_absolute() and not path.parent.exists()
     hint = f"; if it is a model of the Hugging Face Hub: hf download {path.as_posix()} --local-dir FOLDER, then give FOLDER"
-    return f"{path} does not exist{hint if hub else ''}"
+    return f"{path} does not exist{hint if hub else '; give the folder of a run or of a published model, or a GGUF file'}"
 
 
 def known_device(name: str, value: Any) -> torch.device:

@@ -1,3 +1,8 @@
+// Keep a short name or option on one line: a browser would break --text behind its hyphens.
+for (const word of document.querySelectorAll("article code.literal .pre")) {
+  word.classList.toggle("short", word.textContent.length <= 18);
+}
+
 // Give each cell of a wide table its column's title, which site.css shows where a row does not fit: on a phone.
 for (const table of document.querySelectorAll("article table.docutils")) {
   const titles = [...table.querySelectorAll("thead th")].map((cell) => cell.textContent.trim());

@@ -27,7 +27,7 @@ def draw(name: str, what: str, *, language: str = "en", scheme: str = "light", h
 
     Args:
         name: a registered mixer.
-        what: "cell" (what fades, is erased, written, read), "mask" (the mixing matrix on the running sentence), "state" (after
+        what: "cell" (what decays, is erased, written, read), "mask" (the mixing matrix on the running sentence), "state" (after
             the last token) or "cost" (bytes kept against length, beside softmax).
         language: language of its words, "en" or "zh".
         scheme: colours for a "light" or a "dark" background.

@@ -1,6 +1,6 @@
 """Running sentence on which every system is shown: twelve tokens, word for word the same in English and in Chinese.
 
-A fact is stated and later replaced, to show what fades, what is erased and what is still read.
+A fact is stated and later replaced, to show what decays, what is erased and what is still read.
 """
 
 from __future__ import annotations

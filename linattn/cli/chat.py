@@ -27,15 +27,16 @@ def chat(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="Text that ends a reply.",
-            show_default="the chat template's end token, else the end of a line",
+            help="Text that ends a reply. [default: the chat template's end token, else the end of a line]",
+            show_default=False,
         ),
     ] = None,
     load_state: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Continue the conversation in this file.", show_default="a new one")
+        Path | None, typer.Option(metavar="FILE", help="Continue the conversation in this file.", show_default=False)
     ] = None,
     save_state: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Save the conversation here after every reply.", show_default="nowhere")
+        Path | None,
+        typer.Option(metavar="FILE", help="Save the conversation here after every reply.", show_default=False),
     ] = None,
 ) -> None:
     """Chat with a trained model, one line and one reply at a time.

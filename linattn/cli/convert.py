@@ -12,7 +12,7 @@ from linattn.cli.options import options_of, takes
 from linattn.distill.options import ConvertOptions
 
 
-@takes(*options_of(ConvertOptions, inline=False))
+@takes(*options_of(ConvertOptions))
 def convert(
     given: dict[str, Any],
     teacher: Annotated[Path, typer.Argument(help="A softmax model that linattn.load reads: a folder, GGUF file or run.")],

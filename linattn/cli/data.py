@@ -20,9 +20,9 @@ def data(
     ],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="The folder to write; it must not exist.", show_default=False)] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A Hugging Face tokenizer.json.", show_default="a token per byte")
+        Path | None, typer.Option(metavar="FILE", help="A Hugging Face tokenizer.json. [default: a token per byte]", show_default=False)
     ] = None,
-    end: Annotated[str | None, typer.Option(metavar="TEXT", help="The one token that ends each document.", show_default="none")] = None,
+    end: Annotated[str | None, typer.Option(metavar="TEXT", help="The one token that ends each document.", show_default=False)] = None,
     field: Annotated[str, typer.Option(metavar="NAME", help="Key or column that holds the text.")] = "text",
     validation: Annotated[float, typer.Option(metavar="SHARE", help="Share of the documents to hold out; of a small text its end.")] = 0.01,
     shard_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens per shard.")] = 1 << 28,

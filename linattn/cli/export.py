@@ -40,7 +40,8 @@ def export(
         typer.Option(metavar="TYPE", help="Family: mamba, rwkv, qwen3_next, ...; gguf: a file for llama.cpp.", show_default=False),
     ],
     dtype: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="For gguf: type of the matrices, F32, F16, BF16, Q8_0 or Q4_0.", show_default="F32")
+        str | None,
+        typer.Option(metavar="TYPE", help="For gguf: F32, F16, BF16, Q8_0 or Q4_0 for the matrices. [default: F32]", show_default=False),
     ] = None,
 ) -> None:
     """Write a model in the format of another library.

@@ -20,12 +20,15 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Maximum number of new tokens.")] = 256,
     stop: Stop = None,
     load_state: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Continue from the state in this file.", show_default="no earlier text")
+        Path | None,
+        typer.Option(metavar="FILE", help="Continue from the state in this file.", show_default=False),
     ] = None,
     save_state: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Save the state after prompt and continuation here, --stop's text included.", show_default="nowhere"
+            metavar="FILE",
+            help="Save the state after prompt and continuation here, --stop's text included.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:

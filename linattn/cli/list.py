@@ -24,7 +24,7 @@ def list(  # noqa: A001  (a command's function has its name)
 ) -> None:
     """List every registered mixer by family.
 
-    Installed plugins are included. The families are those of the survey of efficient Transformers, and later ones.
+    Installed plugins are included. Families follow the survey "Efficient Transformers" (arXiv 2009.06732), with later ones added.
 
     On a terminal a table for each family; elsewhere one line per mixer with nine tab-separated columns: name, title, year, arXiv
     id, kind of call, recurrent (yes: the state does not grow with the sequence), causal (yes, no), growth of time and memory with

@@ -32,7 +32,7 @@ EARLIER = {"trace": "walkthrough"}  # earlier names of commands
 
 app = typer.Typer(
     name="linattn",
-    help="Linear attention, every form of it, over one recurrence: compare, train, convert, evaluate, generate, export, measure.",
+    help="Linear attention for PyTorch: compare mixers; train, convert, evaluate and run models.",
     epilog="Start with: linattn compare --quick. Each command has its own --help.",
     add_completion=False,
     pretty_exceptions_enable=False,

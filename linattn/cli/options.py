@@ -24,23 +24,22 @@ class Derived:
 
 
 def shown(field: Field) -> str | None:
-    """Format the default of ``field`` for the help: its description, else its value; None if the value is None."""
+    """Format the default of ``field`` for the help: its description, else its value; None if the value is None or empty."""
     option: Option = field.metadata["option"]
-    return option.shown if option.shown is not None or field.default in (None, MISSING) else str(field.default)
+    return option.shown if option.shown is not None or field.default in (None, MISSING, ()) else str(field.default)
 
 
-def options_of(cls: type, *names: str, show: Callable[[Field], str | None] = shown, inline: bool = True) -> list[Derived]:
+def options_of(cls: type, *names: str, show: Callable[[Field], str | None] = shown) -> list[Derived]:
     """Derive command-line options from ``cls``, whose fields are made by :func:`linattn.arguments.option`.
 
     Args:
         cls: a dataclass.
         names: fields in the order of the help; none: all fields that have a help text.
         show: formats a field's default for the help; None omits it.
-        inline: put the default into the help text itself; False: leave it to typer's brackets.
     """
     known = {f.name: f for f in fields(cls) if "option" in f.metadata and f.metadata["option"].text}
     hints = get_type_hints(cls)
-    return [_derived(known[name], hints[name], show(known[name]), inline) for name in names or known]
+    return [_derived(known[name], hints[name], show(known[name])) for name in names or known]
 
 
 def takes(*options: Derived) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -67,7 +66,7 @@ def _was_given(value: Any) -> bool:
     return not (value is None or value is False or value == [])
 
 
-def _derived(field: Field, hint: Any, default: str | None, inline: bool) -> Derived:
+def _derived(field: Field, hint: Any, default: str | None) -> Derived:
     option: Option = field.metadata["option"]
     kind, many = _kind(hint)
     if kind is bool:
@@ -75,9 +74,8 @@ def _derived(field: Field, hint: Any, default: str | None, inline: bool) -> Deri
     if kind is dict:
         words = typer.Option(f"--{field.name.removesuffix('s').replace('_', '-')}", metavar=option.metavar, help=option.text)
         return Derived(_parameter(field.name, list[str] | None, None, words), partial(_by_name, field.name))
-    text = f"{option.text} [default: {default}]" if inline and default is not None else option.text
-    shows = False if inline or default is None else default
-    info = typer.Option(metavar=option.metavar, help=text, show_default=shows)
+    text = option.text if default is None else f"{option.text} [default: {default}]"
+    info = typer.Option(metavar=option.metavar, help=text, show_default=False)  # typer puts what is no plain value into parentheses
     if option.separated:
         return Derived(_parameter(field.name, str | None, None, info), partial(_separated, field.name, kind))
     if many:

@@ -20,12 +20,12 @@ def quantize(
     head: Annotated[str, typer.Option(metavar="TYPE", help="Type of the embedding and the head: int8 or int4.")] = "int8",
     calibrate: Annotated[
         list[Path] | None,
-        typer.Option(metavar="TEXT", help="Text of the kind that the model will read, to compensate for rounding.", show_default="none"),
+        typer.Option(metavar="TEXT", help="Text of the kind that the model will read, to compensate for rounding.", show_default=False),
     ] = None,
     tokens: Annotated[int, typer.Option(metavar="N", help="Maximum number of tokens of that text.")] = 32768,
     context: Annotated[int, typer.Option(metavar="N", help="Tokens of one piece of that text.")] = 512,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder to write, which must not exist.", show_default="RUN-TYPE")
+        Path | None, typer.Option(metavar="DIR", help="The folder to write, which must not exist. [default: RUN-TYPE]", show_default=False)
     ] = None,
 ) -> None:
     """Quantise the weights of a model.

@@ -24,7 +24,7 @@ Run = Annotated[
     typer.Argument(help="A run of linattn train, one of its checkpoints, a published model's folder, or a GGUF file.", show_default=False),
 ]
 Prompt = Annotated[str, typer.Option(metavar="TEXT", help="The text to continue.", show_default=False)]
-Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be given again.", show_default="none")]
+Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be given again.", show_default=False)]
 
 
 def check(prompt: str, stop: Sequence[str] | None) -> None:
@@ -53,12 +53,12 @@ class Sampled:
 class Decoding(Sampled):
     """Options of reading and continuing a text; those that :class:`Sampled` lacks affect speed and memory only."""
 
-    lookup: bool = option(False, "Draft tokens from earlier places of the text, and check several at once.")
-    draft: Path | None = option(None, "Draft tokens with this small model of the same tokenizer, and check several at once.", "FOLDER",
-                                shown="none")  # fmt: skip
-    prefill_chunk: int = option(4096, "Read a prompt N tokens at a time; memory follows N.", "N", least=1)
-    prefixes: Path | None = option(None, "Keep states behind every N tokens of a prompt here; an edited prompt goes on from them.",
-                                   "FOLDER", shown="nowhere")  # fmt: skip
+    lookup: bool = option(False, "Draft tokens by copying from the text so far, and check several at once.")
+    draft: Path | None = option(None, "Draft tokens with this small model of the same tokenizer, and check several at once.", "FOLDER")
+    prefill_chunk: int = option(4096, "Read a prompt N tokens at a time; smaller values need less memory.", "N", least=1)
+    prefixes: Path | None = option(
+        None, "Save the states of prompts in this folder; a prompt that begins like an earlier one continues from its state.", "FOLDER"
+    )
 
     def keywords(self, generator: torch.Generator) -> dict[str, Any]:
         """Keywords of :func:`linattn.generate.stream`; loads the small model."""

@@ -28,13 +28,14 @@ def show(
     tokens: Annotated[int, typer.Option(metavar="T", help="Tokens for the costs.")] = 4096,
     as_json: Annotated[bool, typer.Option("--json", help="The same as a JSON object.")] = False,
 ) -> None:
-    """Show one mixer: its paper, equation, costs and code.
+    """Show one mixer: its paper, equation, options, costs and code.
 
     Also shows the implementation that tests compare it with, and the largest relative error of these tests.
 
     Costs are those of one layer for one sequence in bfloat16; "FLOPs" counts multiplications and additions.
     """
     from linattn.mixers import cost, info
+    from linattn.mixers.option_texts import options as listed
 
     known = info(name)
     options: dict[str, Any] = {} if heads is None else {"heads": heads}
@@ -46,7 +47,13 @@ def show(
         figures = {k: v for k, v in asdict(costs).items() if k not in ("name", "dtype")}
         print(
             json.dumps(
-                {**described(known), "source": _source(known), "errors": _errors(name), "cost": {**figures, "dtype": "bfloat16"}},
+                {
+                    **described(known),
+                    "options": [asdict(o) for o in listed(known)],
+                    "source": _source(known),
+                    "errors": _errors(name),
+                    "cost": {**figures, "dtype": "bfloat16"},
+                },
                 indent=1,
                 ensure_ascii=False,
             )
@@ -57,6 +64,7 @@ def show(
 
 def _sheet(known: Info, costs: Cost, heads: int | None) -> str:
     from linattn.mixers.errors import measured_errors
+    from linattn.mixers.option_texts import options
     from linattn.mixers.taxonomy import families
 
     paper = known.paper or "-"
@@ -77,7 +85,9 @@ def _sheet(known: Info, costs: Cost, heads: int | None) -> str:
     lines = [f"{key:{WIDTH}}{value}" for key, value in facts.items()]
     for check, reason in known.exemptions.items():
         lines.append(f"{'exempt':{WIDTH}}{check}: {reason}")
-    return "\n".join([*lines, "", _costs(costs, heads)])
+    width = max((len(option.name) + 2 for option in options(known)), default=0)
+    found = [f"{option.name:{max(WIDTH, width)}}{option.text} ({option.type}, default {option.default})" for option in options(known)]
+    return "\n".join([*lines, "", *(["Options besides dim:", *found, ""] if found else []), _costs(costs, heads)])
 
 
 def _errors(name: str) -> dict[str, Any] | None:

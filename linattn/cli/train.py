@@ -14,12 +14,12 @@ from linattn.cli.options import options_of, takes
 from linattn.train.options import Terminated, TrainOptions
 
 
-@takes(*options_of(TrainOptions, inline=False))
+@takes(*options_of(TrainOptions))
 def train(
     given: dict[str, Any],
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="YAML or TOML with these options; the command line overrides it.", show_default="none"),
+        typer.Option(metavar="FILE", help="YAML or TOML with these options; the command line overrides it.", show_default=False),
     ] = None,
 ) -> None:
     """Train a language model on text.

@@ -24,8 +24,8 @@ def walkthrough(
             "--out",
             "-o",
             metavar="FILE",
-            help="Also draw it: an .svg file in English or an .html page in English and Chinese.",
-            show_default="no drawing",
+            help="Also draw it: an .svg file in English or an .html page in English and Chinese. [default: no drawing]",
+            show_default=False,
         ),
     ] = None,
 ) -> None:

@@ -46,6 +46,8 @@ def read(path: Path) -> bytes:
     """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name text files, or a pattern such as {path / '*.txt'}")
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; name text files, or a pattern such as 'texts/*.txt'")
     text = path.read_bytes()
     if not text:
         raise ValueError(f"{path} is empty")

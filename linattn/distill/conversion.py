@@ -18,7 +18,7 @@ from linattn.distill.job import Job, job_of, measured, source_of, teacher_bits_p
 from linattn.distill.keep import rank_layers, restored
 from linattn.distill.options import ConvertOptions, ConvertResult
 from linattn.distill.processes import started
-from linattn.distill.stages import TITLES, Stage, trained
+from linattn.distill.stages import Stage, trained
 from linattn.distill.step import Step, optimizer_of
 from linattn.distill.student import SOFTMAX, replaced, student_layers, student_of
 from linattn.report.progress import Progress
@@ -153,7 +153,7 @@ def _run(job: Job, stage: Stage, seen: dict[str, Any], folder: Path, progress: P
     if seen["step"] > first:
         optimizer.load_state_dict(checkpoint.unflatten(*checkpoint.read(seen["folder"] / files.OPTIMIZER)))
     every = job.options.save_every or max(10, stage.steps // 10)
-    title = f"stage {stage.number}, {TITLES[stage.number]}"
+    title = f"stage {stage.number}"
     parts = -(-stage.steps // every)
     with progress.counted(title, parts, (seen["step"] - first) // every) as say:
         for losses, step, seconds in _steps(job, stage, optimizer, (seen["step"] - first, every)):
@@ -188,5 +188,5 @@ def _steps(job: Job, stage: Stage, optimizer: torch.optim.Optimizer, span: tuple
 
 
 def _summary(record: dict[str, Any], speed: float) -> str:
-    parts = [f"loss {record['loss']:.4g}", f"kl {record['kl']:.4g}", f"top-1 {record['top1']:.1%}"]
-    return " · ".join([*parts, f"{record['bits_per_byte']:.3f} bits/byte", f"{speed:,.0f} tokens/s"])
+    parts = [f"kl {record['kl']:.4g}", f"top-1 {record['top1']:.1%}", f"{record['bits_per_byte']:.3f} bits/byte"]
+    return " · ".join([*parts, f"loss {record['loss']:.4g}", f"{speed:,.0f} tokens/s"])

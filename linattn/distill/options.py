@@ -53,7 +53,7 @@ class ConvertOptions:
     out: Path | None = option(None, "The folder of the result.", "DIR", shown="TEACHER-linear")
     keep: int | None = option(None, "Keep N layers softmax, chosen by KL.", "N", shown="by pattern", least=0)
     keep_layers: tuple[int, ...] | None = option(None, "Keep these layers softmax.", "I,I,...", shown="by pattern", separated=True)
-    start: Path | None = option(None, "Start from this conversion of the same teacher.", "DIR", shown="none")
+    start: Path | None = option(None, "Start from this conversion of the same teacher.", "DIR")
     rotary: str = option("keep", "Rotary positions of softmax layers: keep or drop.", "keep|drop")
     tokens1: int = option(20_000_000, "Tokens of stage 1, mixer outputs; 0: none.", "N", least=0)
     tokens2: int = option(40_000_000, "Tokens of stage 2, KL of the logits; 0: none.", "N", least=0)

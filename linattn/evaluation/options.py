@@ -36,23 +36,23 @@ class EvaluateOptions:
         ValueError: for values out of range, naming the field.
     """
 
-    teacher: Path | None = option(None, "A model with the same tokens to compare with.", "FOLDER", shown="none")
+    teacher: Path | None = option(None, "Model to compare with; it must have the same tokens.", "FOLDER")
     text: tuple[str | Path, ...] = option(
-        (), "Held-out UTF-8 text or a quoted pattern; may be given again.", "FILES", shown="of Python's standard library"
+        (), "Held-out UTF-8 text or a quoted pattern; may be given again.", "FILES", shown="the source of Python's standard library"
     )
     tokens: int = option(100_000, "Maximum number of tokens of the text.", "N", least=2)
     context: int = option(1024, "Tokens of one window of the text.", "T", least=2)
     tasks: tuple[str, ...] = option(TASKS, "Retrieval tasks.", "A,B,...", separated=True, shown="needle,variables,words")
-    lengths: tuple[int, ...] = option((512, 2048), "Tokens of a prompt.", "T,T,...", separated=True, shown="512,2048")
+    lengths: tuple[int, ...] = option((512, 2048), "Lengths of the prompts, in tokens.", "T,T,...", separated=True, shown="512,2048")
     samples: int = option(20, "Prompts of each task and length.", "N", least=1)
-    lm_eval: tuple[str, ...] = option((), "Tasks of lm-eval.", "A,B,...", separated=True, shown="none")
-    lm_eval_tasks: Path | None = option(None, "Folder that defines them.", "DIR", shown="lm-eval's own")
-    lm_eval_limit: int | None = option(None, "Documents of each of them.", "N", shown="all", least=1)
+    lm_eval: tuple[str, ...] = option((), "Tasks of lm-eval.", "A,B,...", separated=True)
+    lm_eval_tasks: Path | None = option(None, "Folder with the definitions of these tasks.", "DIR", shown="lm-eval's own")
+    lm_eval_limit: int | None = option(None, "Documents of each of these tasks.", "N", shown="all", least=1)
     decode: int = option(64, "Tokens decoded to measure speed; 0: none.", "N", least=0)
     dtype: str | None = option(None, "Precision of weights and computation.", "bf16|fp32", shown="bf16 on a GPU")
     device: str | None = option(None, "cpu, cuda or cuda:1.", "DEVICE", shown="the GPU if there is one")
     seed: int = option(0, "Seed of the prompts.", "S", least=0)
-    out: Path | None = option(None, "Folder for report.json and report.html.", "DIR", shown="none")
+    out: Path | None = option(None, "Folder for report.json and report.html.", "DIR")
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -75,8 +75,8 @@ def _fitted(make: Callable[[random.Random], Made], codec: Codec, length: int, rn
     facts, question, answer = make(rng)
     wanted = codec.encode(answer)
     limit = length - len(wanted)
-    if len(codec.encode(_joined(facts, question))) > limit:
-        raise ValueError(f"lengths must be long enough for the question, but {length} tokens are too few for: {_joined(facts, question)!r}")
+    if (least := len(codec.encode(_joined(facts, question)))) > limit:
+        raise ValueError(f"lengths must be at least {least + len(wanted)} tokens for this task's question and answer, but has {length}")
     sizes = {sentence: len(codec.encode(" " + sentence)) for sentence in _FILLER}
     filler = [rng.choice(_FILLER) for _ in range(length // min(sizes.values()) + 1)]
     places = sorted(rng.random() for _ in facts)

@@ -37,7 +37,7 @@ def load(
     device: torch.device | str = "cpu",
     variant: str | None = None,
 ) -> LinattnForCausalLM:
-    """Load a published model as one of ours, with the same logits.
+    """Load a published model as a model of this library, with the same logits.
 
     ``linattn.load("mamba-130m-hf")`` reads a folder with ``config.json`` and safetensors files, of transformers' models or of
     flash-linear-attention's (the names are in ``linattn.hf.convert.FAMILIES``), or a saved model of this library;

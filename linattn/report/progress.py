@@ -63,9 +63,9 @@ class Progress:
 
 
 def _bars() -> Bars:
-    """Progress as a bar and in figures."""
+    """Progress as a bar and in figures, then words, whose end a narrow terminal cuts off."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (BarColumn(bar_width=10), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     return Progress(*columns, console=Console(stderr=True, highlight=False))

@@ -97,7 +97,7 @@ def parse(text: str) -> Variant:
 
 
 def check(text: str, dim: int) -> None:
-    """Raise ValueError where a mixer with the options in ``text`` cannot be made so wide, as with a size that is none; takes no memory."""
+    """Raise ValueError if a mixer with the options in ``text`` cannot have this width, or if an option is invalid; takes no memory."""
     variant = parse(text)
     if not variant.options:  # the defaults are good for every width of a study
         return

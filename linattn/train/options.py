@@ -91,7 +91,7 @@ class TrainOptions:
         (), "UTF-8 text or a quoted pattern; may be given again.", "FILES", shown="Python's standard library"
     )
     tokenizer: str | Path | None = option(None, "A Hugging Face tokenizer.json.", "FILE", shown="a token per byte")
-    data: str | Path | None = option(None, "A folder of linattn data prepare, in place of --text.", "DIR", shown="none")
+    data: str | Path | None = option(None, "A folder of linattn data prepare, in place of --text.", "DIR")
     join_documents: bool = option(False, "Let states and attention cross the borders of documents.")
     steps: int = option(1000, "Optimizer steps.", "N", least=1)
     dim: int = option(256, "Model width.", "D")
@@ -123,7 +123,7 @@ class TrainOptions:
     save_every: int | None = option(None, "Steps between checkpoints.", "N", shown="at the end", least=1)
     eval_every: int | None = option(None, "Steps between validations.", "N", shown="steps / 10", least=1)
     eval_tokens: int = option(1 << 14, "Tokens of a validation.", "N", least=1)
-    report_to: tuple[str, ...] = option((), "tensorboard, wandb or both.", "NAME,...", shown="none", separated=True)
+    report_to: tuple[str, ...] = option((), "tensorboard, wandb or both.", "NAME,...", separated=True)
     seed: int = option(0, "Seed of weights and order of the data.", "S")
     out: str | Path | None = option(None, "The run's folder.", "DIR", shown="runs/MIXER")
     resume: bool = option(False, "Continue the run in DIR with its options; a higher --steps extends it.")

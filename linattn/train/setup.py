@@ -164,5 +164,5 @@ def _check_device(name: str) -> None:
         return
     there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if there is None or there.type != device.type or (device.index or 0) >= torch.accelerator.device_count():
-        came = "only the CPU is" if there is None else f"{torch.accelerator.device_count()} x {there.type} are"
-        raise ValueError(f"device {name!r} is not available: {came} on this machine")
+        has = "only the CPU; use 'cpu'" if there is None else f"{torch.accelerator.device_count()} x {there.type}"
+        raise ValueError(f"device {name!r} is not available: this machine has {has}")

@@ -1,5 +1,6 @@
-"""One Chinese word for one term, in the atlas, the reports and the Chinese pages: their sources say nothing by a second name."""
+"""Words: one Chinese word for one term in the atlas, the reports and the Chinese pages, and no English sentence that is a riddle."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -23,7 +24,7 @@ TERMS = {
     "feature map": ("特征映射", ("特征图",)),
     "short convolution": ("短卷积", ("短程卷积", "小卷积")),
     "hybrid model": ("混合模型", ("杂交模型", "混搭模型")),
-    "GPU kernel": ("内核", ("GPU 核", "用的核")),
+    "GPU kernel": ("内核", ("GPU 核", "用的核", "的 kernel")),
     "key-value cache": ("KV 缓存", ("键值缓存",)),
     "the atlas": ("图解", ("图册", "图集")),
 }
@@ -59,3 +60,35 @@ def test_no_page_speaks_of_what_its_reader_cannot_see(site):
         html = path.read_text(encoding="utf-8")
         words = " ".join(Chinese(html).words) + re.sub(r"<script.*?</script>|<code>.*?</code>", "", html, flags=re.S)
         assert not INSIDE.search(words), (path.name, INSIDE.search(words))
+
+
+# what has to be read twice, and what the glossary replaces
+RIDDLES = re.compile(
+    r"\b(?:whoever|whomever|lest|herein)\b|\b(?:one of|is|are) (?:theirs|ours)\b|\bof theirs\b|every form of it|from any split|for want of"
+    r"|as with a size that is none|\bwho (?:reads|asks) of\b|what fades|memory of a card:|does not settle",
+    re.I,
+)
+
+
+def english():
+    """Sentences that a user reads: pages, docstrings, and strings with a space in them, which messages and help texts are."""
+    package = Path(linattn.__file__).parent
+    root = package.parent
+    chinese = {*root.glob("docs/*.zh.md"), *root.glob("docs/zh/*.md")}
+    for path in (root / "README.md", *root.glob("docs/**/*.md"), *root.glob("docs/*.rst"), *package.rglob("*.html")):
+        if path not in chinese:
+            yield str(path.relative_to(root)), path.read_text(encoding="utf-8")
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+                yield f"{path.relative_to(root)}:{node.lineno}", node.value
+
+
+def test_no_sentence_has_to_be_read_twice():
+    found = [(place, match[0]) for place, text in english() for match in RIDDLES.finditer(" ".join(text.split()))]
+    assert found == []
+
+
+@pytest.mark.parametrize("text", ["Whoever asks", "the state is theirs alone", "lest it see none", "linear attention, every form of it"])
+def test_a_riddle_is_found(text):
+    assert RIDDLES.search(text)

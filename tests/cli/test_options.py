@@ -85,7 +85,6 @@ def test_the_help_says_the_defaults():
     assert "--text FILE Files. [default: none of yours]" in text and "--batch-size N Rows. [default: 7]" in text
     assert "--out DIR Folder. --resume Go on." in text and "--inner" not in text and "--no-resume" not in text
     assert text.index("--task") < text.index("--names") < text.index("--resume")
-    assert "Rows. [default: (7)]" in " ".join(run("--help", inline=False).split())
     assert "Rows. [default: seven]" in " ".join(run("--help", show=lambda one: "seven").split())
 
 

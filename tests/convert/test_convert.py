@@ -160,7 +160,7 @@ def test_the_command(teacher, text, tmp_path, capfd):
     assert main(words) == 0
     told = capfd.readouterr()
     assert f"{tmp_path / 'out'}: KL " in told.out
-    assert "stage 1, mixer outputs: 1 of 1: loss" in told.err
+    assert "stage 1: 1 of 1: kl " in told.err
     assert "calibrate" not in (tmp_path / "out" / "log.jsonl").read_text()
     assert main(words) == 2
     assert "already holds a conversion: continue it with --resume" in capfd.readouterr().err

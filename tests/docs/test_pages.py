@@ -61,6 +61,11 @@ def test_every_mixer_has_a_page_and_every_command_a_section(site):
     assert {path.stem for path in (site / "registry").glob("*.html")} == {"index", *linattn.mixers.available()}
     page = (site / "registry/gla.html").read_text(encoding="utf-8")
     assert all(words in page for words in ("2312.06635", "<math", "Option tau", "linattn.mixers."))
+    assert "the decay is a sigmoid to the power 1 / tau" in page
+    raw = [
+        path.stem for path in (site / "registry").glob("*.html") if re.search("``|:class:|:func:|:meth:", path.read_text(encoding="utf-8"))
+    ]
+    assert raw == []
     commands = (DOCS / "command_line.rst").read_text(encoding="utf-8")
     assert {*re.findall(r"^\.\. help:: (\w+)$", commands, re.M)} == {*COMMANDS}
 

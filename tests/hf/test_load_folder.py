@@ -157,7 +157,7 @@ def test_configs_that_cannot_be_said(folder):
     change(folder, **{"backbone.norm_f.weight": torch.ones(32, dtype=torch.int8)})
     with pytest.raises(ValueError, match="backbone.norm_f.weight has dtype I8"):
         load(folder)
-    with pytest.raises(FileNotFoundError, match="does not exist$"):
+    with pytest.raises(FileNotFoundError, match="does not exist; give the folder of a run"):
         load(folder / "no")
     with pytest.raises(FileNotFoundError, match="organisation/model does not exist; .*hf download organisation/model --local-dir"):
         load("organisation/model")

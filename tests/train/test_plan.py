@@ -121,7 +121,7 @@ def test_the_command(capsys) -> None:
     words = "plan --mixer gla --dim 64 --layers 2 --vocab-size 97 --context 64 --dp 2 --cp 2 --checkpoint-activations".split()
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert "on 4 cards" in said and "fits into" in said and "tokens/s" in said
+    assert "on 4 GPUs" in said and "fits into" in said and "tokens/s" in said
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["cards"] == 4
     assert main(["plan", "--mixer", "retnet", "--tp", "2"]) == 2

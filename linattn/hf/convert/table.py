@@ -93,7 +93,7 @@ def part(theirs: str, ours: str, index: int, of: int, axis: int) -> Line:
 
 
 def transposed(theirs: str, ours: str) -> Line:
-    """Map one matrix to the transpose of ours."""
+    """Map a published matrix to the transpose of this library's."""
     return Line((theirs,), (ours,), lambda t, _: [t[0].mT.contiguous()], lambda t: [t[0].mT.contiguous()])
 
 

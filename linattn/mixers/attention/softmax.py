@@ -47,7 +47,7 @@ class Softmax(Mixer):
     and ``taken`` [rows] is the number of slots in use.
 
     With a ``window`` (Longformer, arXiv 2004.05150; Mistral, arXiv 2310.06825) a token sees itself and the window - 1 before it,
-    and the state is theirs alone: ``k``, ``v`` [rows, window - 1, kv_heads K], the latest last, zeros where there was no token.
+    and the state holds only those: ``k``, ``v`` [rows, window - 1, kv_heads K], the latest last, zeros where there was no token.
 
     The other options are for published models: ``head_dim`` K where it is not dim / heads; only the first ``rotated`` channels of
     a head are turned (0: none), by frequencies with a ``scaling`` (see :mod:`linattn.mixers.rotary`); ``norm_eps`` puts RMS norms on

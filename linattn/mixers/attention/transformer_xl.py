@@ -55,7 +55,7 @@ class Slots:
     families=("recurrence",),
 )
 class TransformerXL(Mixer):
-    """Time falls into segments of ``segment`` = L tokens; a token sees its own segment up to itself and the ``memory`` = M tokens
+    """The sequence is cut into segments of ``segment`` = L tokens; a token sees its own segment up to itself and the ``memory`` = M tokens
     before it.
 
     State: the last M + L - 1 tokens [rows, M + L - 1, D], as they entered this layer; keys and values are computed from them again.

@@ -34,7 +34,7 @@ class GateLoop(Mixer):
     RMS norm over all heads and a swish gate; in the paper every channel is a head (``heads=dim``).
     Checked against two public reimplementations (jonmorton/gateloop_jax, MasahideOkada/gateloop-lm), since the author's repository
     no longer has this model: both gate with SiLU, the first has σ for the magnitude and the identity for the angle, as the paper has.
-    The kind of norm is ours: they differ in it.
+    They differ in the kind of norm; RMS norm is a choice made here.
     """
 
     def __init__(self, dim: int, heads: int = 4) -> None:

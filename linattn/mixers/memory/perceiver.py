@@ -83,7 +83,7 @@ class Latents(nn.Module):
     chinese={"PerceiverModel's encoder": "PerceiverModel 的编码器", " times": " 次"},
 )
 class Perceiver(Resampler):
-    """From n tokens, in whatever order, to ``latents`` = N: every one of ``blocks`` attends to the input with ``cross_heads`` heads and has
+    """Read n tokens, in any order, into ``latents`` = N: each of ``blocks`` attends to the input with ``cross_heads`` heads and has
     ``layers`` = L layers of self-attention among the latents, all with norms before and a feed-forward ``widening`` times as wide.
 
     Blocks share their weights, except the first attention to the input (section 3.1 there). Positions are added to the tokens.

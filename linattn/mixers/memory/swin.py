@@ -40,9 +40,9 @@ from linattn.mixers.vision.parts import grid_of
 class Swin(Counted, GridMixer):
     """Windows of ``window`` = M tokens on a side; B is a table of (2M - 1)² biases for each head, by how far apart two tokens are.
 
-    ``shifted`` windows begin ⌊M / 2⌋ tokens further down and to the right; the parts of windows at opposite borders are put together in
-    one, but do not see each other. In a stack every other layer is shifted. Nothing is where height or width fits into one window, as in
-    the authors' code. Where M does not divide them the last windows are not full; there transformers lets tokens see zeros.
+    ``shifted`` windows begin ⌊M / 2⌋ tokens further down and to the right; the parts of windows at opposite borders share a
+    window, but do not see each other. In a stack every other layer is shifted. Nothing is shifted where height or width fits into one
+    window, as in the authors' code. Where M does not divide them the last windows are not full; there transformers lets tokens see zeros.
     """
 
     def __init__(self, dim: int, heads: int = 4, *, window: int = 7, shifted: bool = False, bias: bool = True) -> None:

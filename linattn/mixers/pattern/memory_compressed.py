@@ -38,8 +38,8 @@ NEVER = 2**62  # the position of a slot that no query sees
     },
 )
 class MemoryCompressed(Mixer):
-    """``rate`` = c tokens become one slot; a token sees the slots whose tokens have all come, its own included, and, lest it see none, a
-    learned slot that is no token's. Without causality it sees all slots, the last of which may be of fewer tokens.
+    """``rate`` = c tokens become one slot. A token sees the complete slots up to its own, and a learned slot without tokens, so that it
+    always sees one. Without causality it sees all slots, the last of which may have fewer tokens.
 
     The convolution mixes the channels of a head (one map for keys and values, as in the oracle). The paper alternates it with local
     attention in blocks of 256 tokens: ``mixer="local, memory_compressed"`` with ``{"local": {"block": 256, "memory": 0}}``.

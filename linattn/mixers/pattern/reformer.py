@@ -45,7 +45,7 @@ class Reformer(Mixer):
     other.
 
     ``rounds`` hashes, each into ``buckets`` by random rotations, sort the tokens; each cuts them into chunks of ``chunk``, and a
-    chunk sees itself and the one before it. The rounds are put together by the sums of their softmaxes, so that a pair that meets
+    chunk sees itself and the one before it. The rounds are combined by the sums of their softmaxes, so that a pair that meets
     twice counts twice. All of this as in transformers, which however draws the rotations anew at every call; here they are weights.
 
     There the chunks of a causal model depend on where *later* tokens are sorted, so steps would differ from one pass. Here, where causal,

@@ -181,7 +181,7 @@ def _compiler() -> tuple[list[str], str]:
             said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
             if said.returncode == 0:
                 return command, said.stdout
-    raise NoCompilerError(f"there is no C++ compiler ({', '.join(tried)}) to build its kernels with")
+    raise NoCompilerError(f"there is no C++ compiler ({', '.join(tried)}) for its kernels; install g++ or clang++, or name one by CXX")
 
 
 def _takes(compiler: list[str], flags: tuple[str, ...]) -> bool:

@@ -26,13 +26,13 @@ def machine(step: dict) -> str:
     if "cpu" not in step:
         return ""
     software = f"Python {step['python']}, torch {step['torch']}, transformers {step['transformers']}"
-    return f"{step['cpu']}, {step['threads']} threads, {software}, {step['date']}"
+    return f"{step['cpu']}, {step['threads']} thread{'s' if step['threads'] > 1 else ''}, {software}, {step['date']}"
 
 
 def waiting(steps: Iterable[dict], words: str) -> str:
-    """How many processes wanted the cores of a machine when its pages were begun: other programs ran there."""
+    """Load of a machine when its pages were begun, if other programs ran there."""
     loads = [step["load"] for step in steps if "load" in step and machine(step) == words]
-    return f"; {min(loads):g} to {max(loads):g} other processes at work" if max(loads) > 1 else ""
+    return f"; load average {min(loads):g} to {max(loads):g}, from other programs" if max(loads) > 1 else ""
 
 
 def page(name: str, step: dict, where: str) -> tuple[str, ...]:

@@ -53,7 +53,8 @@ def stream(  # noqa: PLR0913  public
 
     Returns:
         An iterator of integers for one sequence, of tensors [B] for a batch. A row that has ended repeats its stop token,
-        and the iterator ends when all have. Its ``state`` can be continued.
+        and the iterator ends when all have. Its ``state`` can be continued. While tokens are left it has memory of its own, on a GPU a CUDA
+        graph too, beside other iterators of the model: drop one that you do not finish.
 
     Raises:
         ValueError: at the call, for an empty prompt and arguments out of range.

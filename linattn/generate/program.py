@@ -72,6 +72,11 @@ class Program:
             y, run = cpu.bound_norm(x, weight, gate, eps, mean=mean)
             self._first(run)
             return y
+        if target is torch.ops.aten.rms_norm.default and _of_last_axis(*args):
+            x, _, weight, eps = map(self._dense, args)
+            y, run = cpu.bound_norm(x, weight, None, eps, mean=True)
+            self._first(run)
+            return y
         if target is step_ and _native_step(*args[:4], **kwargs):
             x, state, weight, *rest = args
             y, run = convolution_step.bound(x, state, self._channels_together(weight), *rest)
@@ -150,6 +155,10 @@ def _native_step(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, 
 
 def _normable(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, mean: bool, dtype: torch.dtype) -> bool:  # noqa: ARG001
     return all(t.dtype == dtype for t in (x, weight, gate) if t is not None) and cpu.refusal(x[:1].flatten()[:1]) is None
+
+
+def _of_last_axis(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> bool:
+    return eps is not None and x.shape[-1:] == tuple(shape) and _normable(x, weight, None, eps, True, x.dtype)
 
 
 def _joined(steps: Sequence[Step | Small]) -> list[Step]:

@@ -379,6 +379,18 @@ def test_a_choice_is_equal_where_it_chooses_equally():
     assert one != Choice(one.choose, Sampling(0.5), torch.Generator())
 
 
+@pytest.mark.parametrize("mixer", ["gla", "gated_deltanet", "mamba2", "rwkv7"])
+def test_a_step_calls_kernels_alone(mixer):
+    """Operations of torch between them take longer to start than to run, and a second thread falls asleep beside them."""
+    if cpu.reason():
+        pytest.skip(cpu.reason())
+    lm = model(mixer).bfloat16()
+    with torch.inference_mode():
+        step = step_of(lm.model, lm.lm_head, prefill(lm.model, torch.zeros(1, 7, dtype=torch.int64))[1], 100)
+    others = [str(getattr(call, "func", call)) for call in step._program.steps if getattr(call, "__module__", None) != cpu.__name__]
+    assert len(others) == 1 and "embedding" in others[0], others
+
+
 THREADS = """
 import os, sys, torch
 from linattn.generate.captured import step_of

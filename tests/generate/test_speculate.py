@@ -38,6 +38,12 @@ def test_random_patterns_equal_decoding_token_by_token(mixer):
     assert found["bits"]
 
 
+def test_batches_of_patterns_are_one_row():
+    batches = [{"error": error, "bits": bits, "patterns": 500, "seconds": 0.25} for error, bits in ((1e-15, True), (3e-15, False))]
+    row = benchmark.joined_row("gla", batches)
+    assert (row["error"], row["bits"], row["patterns"], row["seconds"]) == (3e-15, False, 1000, 0.5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mixer", benchmark.causal())
 def test_many_random_patterns_equal_decoding_token_by_token(mixer):

@@ -26,6 +26,7 @@ _ELEMENTWISE: dict[Any, str] = {
     aten.sigmoid.default: "sigmoid", aten.silu.default: "silu", aten.softplus.default: "softplus", aten.square.default: "square",
     aten.tanh.default: "tanh", aten.lerp.Tensor: "lerp", aten.lerp.Scalar: "lerp",
 }  # fmt: skip
+_OPERANDS = {"add": 2, "sub": 2, "mul": 2, "div": 2, "clamp_min": 2, "lerp": 3}  # of others one
 _COPIES = (aten.to.dtype, aten._to_copy.default, aten.clone.default, aten.contiguous.default)
 _operation = struct.Struct("3q d" + 4 * "4q d")  # Operation of small_operations.cpp
 _NOTHING = (0, 0, 0, 0, 0.0)
@@ -60,8 +61,9 @@ def small(target: Any, args: tuple, kwargs: dict[str, Any], value: Any) -> Small
         return _cat(*args, value=value)
     if target in _COPIES:
         return copy(value, args[0])
-    if target in _ELEMENTWISE and not kwargs and 0 < len(args) <= 3:
-        return _elementwise(_ELEMENTWISE[target], value, args)
+    name = _ELEMENTWISE.get(target)
+    if name is not None and not kwargs and len(args) == _OPERANDS.get(name, 1):
+        return _elementwise(name, value, args)
     if target is aten.sum.dim_IntList and not kwargs and args[1] in ([-1], [args[0].ndim - 1]):
         return _of_rows("sum", value, args[0])
     if target is aten.linalg_vector_norm.default and not kwargs and len(args) >= 3 and args[1] == 2 and args[2] == [-1]:

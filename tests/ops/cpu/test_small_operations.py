@@ -68,6 +68,7 @@ def test_what_is_left_to_torch():
 
     assert refused(aten.mul.Tensor, x.double(), 2.0)  # float64
     assert refused(aten.add.Tensor, x, x, alpha=2)
+    assert refused(aten.softplus.default, x, 2.0)  # of a multiple of x
     assert refused(aten.add.Tensor, x, torch.arange(6))  # of integers
     assert refused(aten.mul.Tensor, x.mT, x.mT.contiguous())  # whose columns are not neighbours
     assert refused(aten.mul.Tensor, torch.randn(small_operations.FEW + 1), 2.0)

@@ -229,7 +229,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for fuzz-CARD.json")
     options = parser.parse_args(arguments)
     machine, path = destination(parser, "fuzz", "cpu" if INTERPRETED or options.backend == "cpu" else "cuda", options.out)
-    machine |= instructions(options.backend)
+    machine |= instructions(parser, options.backend)
     earlier = read(parser, options.onto, {"backend": options.backend, "seed": options.seed, **machine})
     started = time.monotonic() - earlier["seconds"]
     seeds = [options.seed * 1_000_000 + i for i in range(earlier["cases"], options.cases)]
@@ -273,14 +273,16 @@ def results(pool: ProcessPoolExecutor, futures: list[Future], latest: float) -> 
     yield from (future.result() for future in futures if future not in given and not future.cancelled())
 
 
-def instructions(backend: str) -> dict[str, str]:
-    """Instruction sets of the CPU kernels and of torch."""
+def instructions(parser: argparse.ArgumentParser, backend: str) -> dict[str, str]:
+    """Instruction sets of the CPU kernels and of torch; without these kernels the program ends in one line."""
     if backend != "cpu":
         return {}
     import torch
 
     from linattn.ops.cpu import library
 
+    if missing := library.reason():
+        parser.exit(2, f"{parser.prog}: {missing}\n")
     return {"native_isa": library.isa(), "torch_cpu_capability": torch.backends.cpu.get_cpu_capability()}
 
 

@@ -6,8 +6,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from benchmarks import fuzz
+from linattn.ops.cpu import library
 
 
 def test_the_cases_done_are_the_first_ones():
@@ -26,3 +28,16 @@ def test_another_log_is_not_gone_on_with(tmp_path, capsys):
         with pytest.raises(SystemExit):
             fuzz.read(parser, path, wanted)
     assert "another seed" in (said := capsys.readouterr().err) and "another cpu" in said
+
+
+def test_the_log_says_by_which_instructions_and_nothing_runs_without_kernels(monkeypatch, capsys):
+    parser = argparse.ArgumentParser(prog="fuzz")
+    assert fuzz.instructions(parser, "triton") == {}
+    monkeypatch.setattr(library, "reason", lambda: None)
+    monkeypatch.setattr(library, "isa", lambda: "avx2")
+    told = fuzz.instructions(parser, "cpu")
+    assert told == {"native_isa": "avx2", "torch_cpu_capability": torch.backends.cpu.get_cpu_capability()}
+    monkeypatch.setattr(library, "reason", lambda: "its kernels are not compiled")
+    with pytest.raises(SystemExit):
+        fuzz.instructions(parser, "cpu")
+    assert capsys.readouterr().err == "fuzz: its kernels are not compiled\n"

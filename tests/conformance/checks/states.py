@@ -126,10 +126,10 @@ def check_saved(make: Make) -> None:
 
 
 def check_state_bytes(make: Make) -> None:
-    """The bytes of a state are what the cost sheet says (asked once for each length), and grow with the sequence exactly where
+    """The bytes of a state are what the cost sheet says (asked once for each dtype and length), and grow with the sequence exactly where
     ``info`` says so; it holds no views that keep more in memory. The sheet's parameters are those of the mixer."""
     info = build(make).info
-    for dtype, asked in ((torch.float32, None if info.recurrent else 8), (torch.bfloat16, 80)):
+    for dtype, asked in ((torch.float32, 8), (torch.bfloat16, 80)):
         mixer, sizes = build(make, dtype=dtype), []
         for length in (8, 80):
             _, state = mixer(tokens(2, length, dtype=dtype), return_state=True)

@@ -96,7 +96,8 @@ SLOW := tests/atlas tests/bench/test_source.py tests/cli/test_list_show.py tests
 		every_mixer_in_two_processes_equals_one) tests/train \
 	$(addprefix tests/ops/test_triton.py::test_,compiles_for_hopper[bfloat16-plain-BTH] hoppers_own_kernels_compile \
 		hoppers_own_kernels_take_wide_values_in_parts[plain-BTH] interpreted_at_length[test_parts.py] interpreted_at_length[test_quantised.py] \
-		the_largest_heads_fit_a_small_ampere) tests/targets/test_targets.py::test_compiles
+		the_largest_heads_fit_a_small_ampere) \
+	tests/ops/test_table.py::test_it_runs_under_the_interpreter tests/targets/test_targets.py::test_compiles
 
 test-slow: native ## of the slow tests those that take minutes, as .ci/run does
 	$(PYTEST) -m "slow and not gpu" $(SLOW) $(TEST_ARGS)

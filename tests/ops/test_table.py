@@ -268,6 +268,7 @@ def test_a_candidate_with_errors_is_not_right():
     assert not candidate.right
 
 
+@pytest.mark.slow
 def test_it_runs_under_the_interpreter(tmp_path):
     """One row from end to end: checked, its neighbours tried and timed, the table and the log written."""
     mine = tmp_path / "table.json"

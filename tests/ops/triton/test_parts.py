@@ -21,6 +21,7 @@ from tests.ops.triton.device import INTERPRETED, LATER, first
 
 BATCH, HEADS, K, V = 2, 2, 16, 20
 # The interpreter takes one row of these: which row and which head a program has does not depend on the rule.
+EACH = ("plain", "constant", "gated delta", "erase", "bonus")  # a rule of each kind, and a decay of each
 OF_ONE_ROW = ("plain", "head", "channel", "delta", "erase", "bonus", "normalize") if INTERPRETED else ()
 WHOLE = ("constant", "bonus", "initial_state", "initial_z")  # what every process has
 LIMITS = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (6e-3, 2.5e-2)}  # of outputs and states, of gradients
@@ -103,7 +104,7 @@ def leaves(given: dict[str, Tensor], part: slice, device: str, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("sizes", [pytest.param((64, 64), marks=LATER), (33, 20, 1, 12)], ids=str)
-@pytest.mark.parametrize("rule", list(rules(1)))
+@pytest.mark.parametrize("rule", [rule if rule in EACH else pytest.param(rule, marks=LATER) for rule in rules(1)])
 def test_parts_equal_the_whole(rule: str, sizes: tuple[int, ...], device: str) -> None:
     compare(rule, sizes, device)
 
@@ -115,7 +116,7 @@ def test_many_channels_of_keys_take_an_exchange_for_each_call(device: str, monke
 
 # The second sequence passes through two parts; sequences begin with parts; the third begins inside of one, where nothing passed before.
 BORDERS = ((0, 10, 60, 66), (0, 5, 33, 53, 54, 66), (0, 33, 50, 66))
-QUICK = [*product(["kda"], BORDERS[:2]), ("head", BORDERS[0]), ("channel", BORDERS[1]), ("erase", BORDERS[0])]
+QUICK = [("kda", BORDERS[1]), ("head", BORDERS[0])]
 
 
 @pytest.mark.parametrize(("rule", "borders"), first(QUICK, product(["head", "channel", "kda", "erase"], BORDERS)), ids=str)

@@ -136,7 +136,8 @@ def blocks(page: Path) -> Iterator[tuple[int, str, str]]:
         if found[1] == "python":
             yield line, "python", found[2]
         else:
-            yield from ((line + i, "sh", one) for i, one in enumerate(found[2].splitlines()) if shlex.split(one, comments=True))
+            commands = re.sub(r"\\\n\s*", " ", found[2]).splitlines()  # one command over several lines counts as one
+            yield from ((line + i, "sh", one) for i, one in enumerate(commands) if shlex.split(one, comments=True))
 
 
 def followed(command: str) -> bool:

@@ -101,4 +101,4 @@ def test_two_processes_are_terminated(launched, tmp_path):
             os.killpg(process.pid, signal.SIGTERM)
         err = process.communicate(timeout=120)[1]
         before, step = step, checkpoint.marked(checkpoint.newest(run))["step"]
-        assert before < step < 300 and err.count(f"terminated after step {step}, which is saved") == 2, err
+        assert before < step < 300 and err.count(f"terminated after step {step}, which is saved") == 1, err  # of both

@@ -1,23 +1,18 @@
 """The captured step against the model as it is written: tokens and states, for every mixer whose state does not grow."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 from linattn import mixers
-from linattn.generate import captured, program, stream
+from linattn.generate import captured, stream
 from linattn.generate.captured import Choice, step_of
 from linattn.generate.prefill import prefill
 from linattn.generate.sampling import Sampling, draw, sample
 from linattn.models import LanguageModel, LMConfig
-from linattn.ops.cpu import library as cpu
 from tests.ops.errors import error
 from tests.sweeps import swept
 
-ROOT = Path(__file__).parents[2]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 RECURRENT = [n for n in mixers.available() if mixers.info(n).resumable and mixers.info(n).recurrent]
 
@@ -318,24 +313,6 @@ class Sync(nn.Module):
         return x * 2 if bool(x.sum() > 0) else x
 
 
-@pytest.mark.skipif(cpu.reason() is not None, reason="there are no CPU kernels here")
-def test_convolutions_and_norms_are_bound_to_their_kernels(monkeypatch):
-    """Also a norm in float32 whose weight is in bfloat16; the weight may change later."""
-    torch.manual_seed(0)
-    again, called = program._again, []
-    monkeypatch.setattr(program, "_again", lambda target, *others: called.append(str(target)) or again(target, *others))
-    lm = LanguageModel(LMConfig(vocab_size=40, dim=64, layers=2, mixer="mamba2", ffn="none")).bfloat16().eval()
-    ids = torch.randint(40, (1, 9))
-    state = prefill(lm.model, ids)[1]
-    step = step_of(lm.model, lm.lm_head, state, 100)
-    assert called and not [name for name in called if "norm" in name or "step_" in name]
-    norms = [p for name, p in lm.named_parameters() if ".mixer.norm" in name]
-    assert norms and step.current()
-    with torch.no_grad():
-        norms[0].mul_(2)
-    assert not step.current()
-
-
 def test_what_is_not_captured_and_why():
     def how(lm, count=6, **options):
         tokens = stream(lm, [1, 2, 3], max_new_tokens=count, temperature=0, **options)
@@ -377,43 +354,3 @@ def test_a_choice_is_equal_where_it_chooses_equally():
     one, two = (Choice(lambda x: x, Sampling(0.5), generator) for _ in range(2))
     assert one == two != Choice(sample, Sampling(0.6), generator)
     assert one != Choice(one.choose, Sampling(0.5), torch.Generator())
-
-
-@pytest.mark.parametrize("mixer", ["gla", "gated_deltanet", "mamba2", "rwkv7"])
-def test_a_step_calls_kernels_alone(mixer):
-    """Operations of torch between them take longer to start than to run, and a second thread falls asleep beside them."""
-    if cpu.reason():
-        pytest.skip(cpu.reason())
-    lm = model(mixer).bfloat16()
-    with torch.inference_mode():
-        step = step_of(lm.model, lm.lm_head, prefill(lm.model, torch.zeros(1, 7, dtype=torch.int64))[1], 100)
-    others = [str(getattr(call, "func", call)) for call in step._program.steps if getattr(call, "__module__", None) != cpu.__name__]
-    assert len(others) == 1 and "embedding" in others[0], others
-
-
-THREADS = """
-import os, sys, torch
-from linattn.generate.captured import step_of
-from linattn.generate.prefill import prefill
-from linattn.models import LanguageModel, LMConfig
-torch.set_num_threads(1)
-models = [LanguageModel(LMConfig(dim=32, layers=2, mixer=mixer)).eval() for mixer in sys.argv[1:]]
-with torch.inference_mode():
-    states = [prefill(lm.model, torch.zeros(1, 7, dtype=torch.int64))[1] for lm in models]
-    steps = [step_of(lm.model, lm.lm_head, state, 100) for lm, state in zip(models, states)]
-    torch.set_num_threads(3)
-    for step in steps:
-        before = len(os.listdir("/proc/self/task"))
-        for _ in range(3):
-            step._program()
-        print(len(os.listdir("/proc/self/task")) - before)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
-def test_a_small_step_wakes_no_thread(programs):
-    """Beside a busy process each time would cost a turn of the scheduler: 50 times as long as the step."""
-    if cpu.reason():
-        pytest.skip(cpu.reason())
-    done = programs.python("-c", THREADS, "gla", "slstm")
-    assert done.stdout == "0\n0\n", done.stderr[-2000:]

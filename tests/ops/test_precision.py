@@ -107,8 +107,8 @@ def test_longer_float32(kind, rank):
     check_values(long(kind, rank, 32768), torch.float32, at_any_length=True, form="chunk")
 
 
-def test_4096_tokens_and_their_gradients():
-    check_gradients(long("plain", "BTH", 4096), torch.float32, limit=1e-4, form="chunk")
+def test_8192_tokens_and_their_gradients():
+    check_gradients(long("plain", "BTH", 8192), torch.float32, limit=1e-4, form="chunk")
 
 
 def long(kind: str, rank: str, T: int) -> Call:

@@ -89,7 +89,7 @@ def on_recall(stack: Stack, run: Mapping[str, Any]) -> Generator[None, None, tup
         stack: its mixers.
         run: its dim, layers, ffn_dim, vocab_size, epochs, batch_size, learning_rate, seed and device, and lengths: pairs of tokens and of
             pairs among them. It learns from ``examples`` of each; test examples have the last length. ``tie_embeddings``
-                as in Zoology: with two matrices nothing is recalled of 8192 words after 12,500 steps, while of 64 words two learn sooner.
+            as in Zoology: with two matrices nothing is recalled of 8192 words after 12,500 steps, while of 64 words two learn sooner.
     """
     generator = torch.Generator().manual_seed(run["seed"])
     kinds = [*((run["examples"], *length) for length in run["lengths"]), (UNSEEN, *run["lengths"][-1])]

@@ -25,7 +25,7 @@ class CompareOptions:
         seeds: models of each mixer, with the seeds ``seed``, ``seed`` + 1, ...
         out: folder of report.json, report.html and models/.
         learning_rate: peak rates: numbers, for every mixer, or strings ``"mixer=rate"``, for one. A mixer is trained at each of its rates;
-        the best mean over the seeds is kept. Without one the rate is ``linattn.compare.rates.chosen``.
+            the best mean over the seeds is kept. Without one the rate is ``linattn.compare.rates.chosen``.
         train_context: tokens of a training sequence.
         batch_size: sequences of a step.
         sample_tokens: tokens of the sample continuation.

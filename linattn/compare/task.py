@@ -42,7 +42,7 @@ def compare(options: TaskOptions, *, progress: bool = False) -> dict:
 
     Raises:
         ValueError: a mixer or size that cannot be compared, a training that diverged, or a folder with other files or to which
-        another process is writing.
+            another process is writing.
         ModuleNotFoundError: the package with the task's data is not installed.
     """
     task, folder = on_data(options.task, load(options.task), options.data), Folder(options.out)

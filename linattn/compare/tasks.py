@@ -78,7 +78,7 @@ class Task(Protocol):
     def facts(self) -> dict[str, Any]:
         """Description of the data: ``name``, ``sha256`` and further JSON values.
 
-        ``notes`` is a list of sentences for the user; ``references`` has figures of baselines without a model, by name.
+        ``notes`` is a list of sentences for the user; ``references`` has figures of baselines that are no models, by name.
         """
 
     def mixers(self) -> list[str]:
@@ -140,7 +140,7 @@ class TaskOptions:
     Args:
         task: one of :data:`TASKS`.
         mixers: names, each once, or :data:`ALL`, the largest first. The first has the default feed-forward; the others' widths
-        give equal parameters.
+            give equal parameters.
         steps, dim, layers, seeds: as in :class:`Recipe`.
         seed: the first seed; the others follow it.
         out: folder of report.json, report.html and models/.

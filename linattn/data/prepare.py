@@ -44,9 +44,9 @@ def prepare(
         tokenizer: a Hugging Face ``tokenizer.json``; None: one token per byte.
         end: text of the one token that ends each document; None: documents have no end token. Their borders are stored in either case.
         field: key or column of the text.
-        validation: share of the documents that are held out, chosen by their number. If that selects none of the first
-        documents (about 4 MiB), this share at the end of their text is held out as a separate document.
-        shard_tokens: minimum of tokens of a shard, which ends with the document that reaches it.
+        validation: share of the documents that are held out, chosen by their number. If that is none of the first ones, of
+            about 4 MiB, the end of their text is held out: this share of it, as a document of its own.
+        shard_tokens: least tokens of a shard, which ends with the document that reaches them.
         progress: called with the number of documents and of tokens so far.
 
     Returns:

@@ -65,7 +65,7 @@ class Study:
         quick: settings for minutes on two cores.
         full: settings of the papers, or the closest that one GPU runs in an hour.
         runs: function from the finished runs to all requested runs; called until it requests nothing new, so that results can determine
-        further runs.
+            further runs.
         measure: function of a module, for use in other processes, that executes a run. It may be a generator that yields between
             training steps and returns the result; on a GPU several of these alternate, each on its own stream. Raises
             :class:`LeftOut` to skip a measurement.

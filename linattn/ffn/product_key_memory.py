@@ -44,7 +44,7 @@ class ProductKeyMemory(FeedForward):
         active: values that a head takes.
         key_dim: channels of either half of a query.
         norm: norm of each query half: ``"layer"``, ``"none"``, or ``"batch"`` as in the paper, which in training averages over
-        all tokens of the batch, including later ones.
+            all tokens of the batch, including later ones.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ def run(
 
     Raises:
         ValueError: for an invalid study, mixer, option or number, a folder with other files, and one to
-        which another process is writing.
+            which another process is writing.
     """
     from linattn.reproduce.ledger import reproduce
 

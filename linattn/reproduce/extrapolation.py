@@ -1,8 +1,9 @@
 """Extrapolation: a byte language model trained on short texts reads one 32 times as long.
 
-Every model reads the same held-out text twice: with its state (softmax: its cache) carried from the first byte to the last, and with
-the state reset at the start of each segment, which has the length of a training text. The bits per byte at a position show whether
-it extrapolates to longer texts; their difference on the same bytes, whether the state from beyond a training text helps or harms.
+Every model reads the same held-out text twice. Once it carries its state (softmax: its cache) from the first byte to the
+last. Once it forgets everything at the border of each segment, a segment being as long as a text of the training. What it
+needs for the bytes at a position, in bits, tells whether it stands lengths it has not seen; the difference of the two, on
+the same bytes, whether what it carries along from beyond a training text is of use or in the way.
 """
 
 from __future__ import annotations

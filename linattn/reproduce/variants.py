@@ -63,7 +63,7 @@ def everyone() -> tuple[str, ...]:
 
 
 def label(mixer: str) -> str:
-    """Label of ``mixer`` in plots and tables; the name itself if it is not a mixer, since studies may compare other things too."""
+    """Label of ``mixer`` in plots and tables; the name itself if it is no mixer, since a study may compare more than mixers."""
     try:
         return parse(mixer).label
     except ValueError:
@@ -75,7 +75,7 @@ def parse(text: str) -> Variant:
 
     Raises:
         ValueError: for an unknown mixer or option, a mixer that no language model can have, invalid notation, and
-        a value of another type than the option's.
+            a value of another type than the option's.
     """
     name, *pairs = (part.strip() for part in text.split(":"))
     known = mixers.info(name)

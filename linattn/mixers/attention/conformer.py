@@ -40,8 +40,8 @@ _BATCH_NORM = "in training its batch norm takes the mean over the real tokens of
 class Conformer(Mixer):
     """Whole block with residuals and norms; each F has a norm before it and SiLU inside. Names as in transformers.
 
-    Attention has relative positions, by Transformer-XL's sinusoids. The convolution module is a gated map, a depthwise convolution, a batch
-    norm, SiLU and a map. Batch statistics are those of real tokens; neither attention nor the convolution sees padding.
+    Attention knows distances, by sinusoids as Transformer-XL's. The convolution module is a gated map, a depthwise convolution, a batch
+    norm, SiLU and a map. In training statistics are those of the real tokens; padding is never seen, by the convolution neither.
 
     Args:
         dim: width D of the model.

@@ -41,11 +41,11 @@ def arrangement(name: str, title: str, chinese: str, equation: str) -> Callable[
 class TitansMAC(Titans):
     """Segments of ``segment`` tokens that attend to themselves, to retrievals from the memory, and to ``persistent`` learned tokens.
 
-    Retrieval reads the memory of the segment's start. The memory learns the outputs y of attention, a segment being its block, and
-    gates them by its output for them: RMS norm of both, and a sigmoid. All is causal: token t sees no retrieval for a later token
-    of its segment, and is gated by the memory after t, not after the segment. Keys and values of retrievals and persistent tokens
-    come from the same maps as the tokens', without the convolution over time. Only segments are sequential. State: the memory's, and
-    the keys and values of the segment so far.
+    The memory answers the tokens of a segment as it was at the segment's start, learns the outputs y of attention, a segment
+    being its block, and gates them by what it answers to them: RMS norm of both, and a sigmoid. All is causal: token t sees
+    no answer to a later token of its segment, and is gated by the memory as it is after t, not after the segment. Keys and
+    values of answers and persistent tokens come from the same maps as the tokens', without the convolution over time. Only
+    segments are gone through one after the other. State: beside the memory's the keys and values of the segment so far.
     """
 
     def __init__(

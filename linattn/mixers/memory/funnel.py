@@ -38,10 +38,10 @@ from linattn.mixers.registry import register
 class Funnel(Resampler):
     """n tokens become ⌈n / 2⌉: only queries are pooled (section 2.2), keys and values are those of all tokens.
 
-    With ``separate_cls`` the first token is not pooled and has no position, and the last token is dropped from the queries, so that lengths
-    stay powers of 2; its key remains visible. Positions are sinusoids of distances in the factorised form of appendix A.2.2, exact and
-    without a matrix of distances; ``spacing`` is the distance of neighbouring input tokens, 2^b after b pooling layers. Residual and
-    norm are inside, as in the paper, since only this layer has the pooled tokens. :func:`upsampled` restores n tokens.
+    With ``separate_cls`` the first token is no part of a pair, has no position, and the last token gives way to it, so that lengths stay
+    powers of 2; it is still seen. Positions are sinusoids of distances in the factorised form of appendix A.2.2, exact and without a
+    matrix of them; ``spacing`` is how far apart the tokens come in, 2^b behind b layers that pool. Residual and norm are inside, as in
+    the paper, since only this layer has the pooled tokens. The way back to n tokens is :func:`upsampled`.
     """
 
     def __init__(self, dim: int, heads: int = 4, *, separate_cls: bool = True, spacing: int = 1) -> None:

@@ -8,7 +8,7 @@ from linattn import _registration
 
 __version__ = "0.1.0"
 
-_WHERE = {
+_MODULES = {
     "linear_attention": "linattn.ops",
     "diagonal_scan": "linattn.ops",
     "running_max": "linattn.ops",
@@ -31,24 +31,24 @@ _WHERE = {
     "convert": "linattn.distill.conversion",
     "quantize": "linattn.quantization",
 }
-_FLOORS = ("ops", "mixers", "ffn", "models", "state", "parallel", "generate", "hf", "data", "train", "report")
+_SUBPACKAGES = ("ops", "mixers", "ffn", "models", "state", "parallel", "generate", "hf", "data", "train", "report")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FLOORS:
+    if name in _SUBPACKAGES:
         return import_module(f"linattn.{name}")
-    if name == "LMConfig":  # with transformers it is a config of transformers too
+    if name == "LMConfig":  # with transformers installed, a subclass of its config
         return import_module("linattn.hf" if find_spec("transformers") else "linattn.models").LMConfig
-    if name not in _WHERE:
+    if name not in _MODULES:
         from linattn.arguments import suggestion
 
-        close = "" if name.startswith("_") else suggestion(name, (*_WHERE, *_FLOORS, "LMConfig"), " ")
+        close = "" if name.startswith("_") else suggestion(name, (*_MODULES, *_SUBPACKAGES, "LMConfig"), " ")
         raise AttributeError(f"module 'linattn' has no attribute {name!r}{close}".rstrip())
-    return getattr(import_module(_WHERE[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_WHERE, *_FLOORS, "LMConfig"])
+    return sorted([*globals(), *_MODULES, *_SUBPACKAGES, "LMConfig"])
 
 
 _registration.arrange()

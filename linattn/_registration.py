@@ -1,4 +1,4 @@
-"""transformers' Auto classes know our models, whichever of the two packages is imported first, and neither imports the other sooner."""
+"""Registration of the models with transformers' Auto classes, in either order of import and without importing transformers."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import Any
 
 
 def arrange() -> None:
-    """Register our models, now if transformers is there and else when it is imported."""
+    """Register the models now if transformers is imported, otherwise when it is."""
     if sys.modules.get("transformers") is not None:
         _register()
-    elif "transformers" not in sys.modules:  # where None is there, it is not to be had
+    elif "transformers" not in sys.modules:  # None blocks its import
         sys.meta_path.insert(0, _WhenImported)
 
 
 def _register() -> None:
-    """Let transformers' Auto classes know our models."""
+    """Register the models with transformers' Auto classes."""
     try:
         import_module("linattn.hf")
-    except ImportError as error:  # linattn itself does without
+    except ImportError as error:  # optional for linattn itself
         import warnings
 
         warnings.warn(f"this transformers does not serve linattn.hf: {error}", stacklevel=3)
 
 
 class _WhenImported:
-    """A finder that has transformers register our models at the end of its own import."""
+    """Import finder that registers the models at the end of transformers' import."""
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Default = TypeVar("Default")
-Kind = tuple[str, tuple[type, ...]]  # in words, and the classes
+Kind = tuple[str, tuple[type, ...]]  # description and classes
 
 _KINDS: dict[str, Kind] = {
     "int": ("an integer", (Integral,)),
@@ -49,7 +49,7 @@ def typed(function: Function) -> Function:
     """Decorate ``function`` to check the arguments of every call by its annotations; unsupported ones admit any value.
 
     Raises:
-        TypeError: in the call, for the first argument that is of another type.
+        TypeError: in the call, for the first argument of another type.
     """
     signature = inspect.signature(function)
     annotations = {name: written(p.annotation) for name, p in signature.parameters.items()}
@@ -57,8 +57,8 @@ def typed(function: Function) -> Function:
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         for name, value in _bound(signature, args, kwargs).items():
-            if (told := mismatch(name, value, annotations[name], function.__globals__)) is not None:
-                raise TypeError(told)
+            if (error := mismatch(name, value, annotations[name], function.__globals__)) is not None:
+                raise TypeError(error)
         return function(*args, **kwargs)
 
     return checked  # type: ignore[return-value]
@@ -108,15 +108,15 @@ def check_fields(options: Any, namespace: Mapping[str, Any] | None = None) -> No
     """
     for one in fields(options):
         value = getattr(options, one.name)
-        if (told := mismatch(one.name, value, written(one.type), namespace or {})) is not None:
-            raise ValueError(told)
+        if (error := mismatch(one.name, value, written(one.type), namespace or {})) is not None:
+            raise ValueError(error)
         least = one.metadata["option"].least if "option" in one.metadata else None
         if least is not None and value is not None and value < least:
             raise ValueError(f"{one.name} must be at least {least}, but came as {value!r}")
 
 
 def check_distinct(argument: str, names: Sequence[str]) -> None:
-    """Refuse no mixer, and one that is named twice.
+    """Raise ValueError for an empty or a repeating list of mixers.
 
     Raises:
         ValueError: naming ``argument``.
@@ -128,7 +128,7 @@ def check_distinct(argument: str, names: Sequence[str]) -> None:
 
 
 def command_line(options: Any, names: Sequence[str], start: Any = None) -> list[str]:
-    """The words that ask for the fields ``names`` of ``options``, without those that are None or as in ``start``."""
+    """Command-line arguments for the fields ``names`` of ``options``, without those that are None or equal in ``start``."""
     words: list[str] = []
     declared = {f.name: f.metadata.get("option") for f in fields(options)}
     for name in names:
@@ -272,7 +272,7 @@ def _kind(part: str, namespace: Mapping[str, Any]) -> Kind | None:
 
 @cache
 def _of_torch(part: str) -> Kind:
-    import torch  # here: options of the command line are checked without it
+    import torch  # on demand: checks of command-line options do not need it
 
     words = "a tensor" if part == "Tensor" else f"a {part.removeprefix('nn.')}".replace("Module", "module")
     return words, (attrgetter(_OF_TORCH[part])(torch),)

@@ -1,4 +1,4 @@
-"""Optional packages: requirements that a missing one is installed by, from the metadata of this package."""
+"""Optional packages: how to install a missing one, from the metadata of this package."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 
-EXTRAS = {"sklearn": "vision", "pyarrow": "parquet", "gguf": "gguf"}  # to install for a missing package; else "train"
-_DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "pyyaml"}  # of import names that differ
+EXTRAS = {"sklearn": "vision", "pyarrow": "parquet", "gguf": "gguf"}  # extra of a package; default "train"
+_DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "pyyaml"}  # by import name, where they differ
 
 
 def missing(package: str, user: str = "this command") -> str:
-    """One line for a ``package``, by its import name, that is not installed and that ``user`` needs.
+    """Error line for a missing ``package``, by its import name, that ``user`` needs.
 
-    It names the requirements, not the extra of linattn that holds them: they can be installed wherever linattn came from.
+    It names the requirements rather than linattn's extra, since they can be installed wherever linattn came from.
     """
     name = _DISTRIBUTIONS.get(package, package)
     wanted = dict(requirements(EXTRAS.get(package, "train")))
@@ -25,7 +25,7 @@ def requirements(extra: str) -> Iterator[tuple[str, str]]:
     """Distributions of ``extra`` and of the extras that it includes: the name, and the requirement quoted for a shell."""
     try:
         lines = requires("linattn") or []
-    except PackageNotFoundError:  # run from its sources
+    except PackageNotFoundError:  # not installed, run from its sources
         return
     for line in lines:
         words, _, marker = (part.strip() for part in line.partition(";"))

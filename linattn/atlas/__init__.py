@@ -1,4 +1,4 @@
-"""Atlas: an illustrated guide to every registered system, whose numbers the library's own ops compute when it is built."""
+"""Atlas: an illustrated guide to every registered system; its numbers are computed by the library's ops when it is built."""
 
 from __future__ import annotations
 

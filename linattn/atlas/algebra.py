@@ -24,13 +24,13 @@ class Spec:
     Args:
         decay: "none", "constant", "head" or "channel".
         erase: "none", "delta" (beta) or "pair" (erase).
-        bonus: the token itself is read by a weight of its own, before it is written.
+        bonus: the token itself is read with a separate weight, before it is written.
         normalize: the output is divided by q z.
         skip: the value is added to the output.
         sizes: H, K and V.
         steps: steps of the recurrence for each token, of which the last is read.
         conv: width of a short convolution before the recurrence, 0 for none.
-        gate: the output is multiplied by a gate that the token sets.
+        gate: the output is multiplied by a data-dependent gate.
     """
 
     decay: str
@@ -51,7 +51,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Matrices:
-    """Mixing matrices [H · n, T, T] of values of which each token writes n per head: head by head, value by value."""
+    """Mixing matrices [H · n, T, T] for n values per token and head, ordered by head, then by value."""
 
     cells: Tensor
     values: int  # n
@@ -85,7 +85,7 @@ def specification(mixer: Mixer, x: Tensor) -> Spec | None:
 
 
 def _gated(mixer: Mixer, x: Tensor) -> bool:
-    """True if other tokens scale what is read from the same output of the recurrence; weights that start at 0 are drawn for the measure."""
+    """True if the output scales with the token for equal outputs of the recurrence; zero-initialised weights are drawn for this check."""
     mixer = copy.deepcopy(mixer)
     draw = torch.Generator().manual_seed(0)
     for weight in mixer.parameters():
@@ -100,7 +100,7 @@ def _gated(mixer: Mixer, x: Tensor) -> bool:
 
 
 def _steps(mixer: Mixer, r: Recurrence, x: Tensor) -> int:
-    """Steps for each token with which the plain recurrence of ``r`` reproduces the mixer's output; 0 if it does not."""
+    """Steps per token with which the plain recurrence of ``r`` reproduces the mixer's output; 0 if it does not."""
     if r.v.shape[1] != x.shape[1]:
         return 0
     if r.k.shape[:3] == r.q.shape[:3] and r.v.shape[2] % r.k.shape[2] == 0:
@@ -137,7 +137,7 @@ def _in_steps(mixer: Mixer, r: Recurrence, n: int) -> Tensor:
 
 
 def matrices(mixer: Mixer, x: Tensor) -> Matrices | None:
-    """Mixing matrices whose products with the values are what the mixer reads; None if no matrix per head gives it."""
+    """Mixing matrices whose products with the values are the input of ``read``; None if there is no matrix per head."""
     if not has_values(mixer):
         return None
     r = mixer.recurrence(x, begin(mixer, x))
@@ -146,7 +146,7 @@ def matrices(mixer: Mixer, x: Tensor) -> Matrices | None:
     n = written // heads if written % heads == 0 else 1
     try:
         parts = [_shares(mixer, r, x, slice(j * written // n, (j + 1) * written // n)) for j in range(n)]
-    except (RuntimeError, ValueError):  # the values' channels have weights of their own, so unit vectors in their place do not fit
+    except (RuntimeError, ValueError):  # values have per-channel weights, so unit vectors in their place do not fit
         return None
     v = r.v.unflatten(2, (n, -1)).repeat_interleave(max(heads // written, 1), 3)  # [B, T, n, H, V]
     product = sum(torch.einsum("bhij,bjhv->bihv", part, v[:, :, j]) for j, part in enumerate(parts))

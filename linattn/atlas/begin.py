@@ -1,4 +1,4 @@
-"""First steps: a small trained model, from a sentence that the reader types to the next word, computed in the page."""
+"""First steps: a small trained model runs in the page, from a typed sentence to the next word."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build of the site: pages, one style sheet and one script, which open from disk without anything else."""
+"""Build of the site: pages, one style sheet and one script, which work from disk without a server."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def files(atlas: Atlas) -> Iterator[tuple[str, str]]:
 def build(folder: Path | str, *, names: Sequence[str] | None = None, results: Path | str | None = None, progress: bool = False) -> Path:
     """Write the atlas into ``folder`` and return its first page.
 
-    Nothing is written before all pages are made. An earlier atlas is replaced file by file, other files beside it are left alone; the
+    Files are written after all pages are made. An earlier atlas is replaced file by file, other files are left alone; the
     first page comes last, so that :func:`serve` ignores an interrupted build and the next build replaces it.
 
     Args:
@@ -98,9 +98,8 @@ def build(folder: Path | str, *, names: Sequence[str] | None = None, results: Pa
         progress: show the progress on stderr.
 
     Raises:
-        ValueError: for no name at all, or one that is not registered, for a damaged file of results, for a folder that holds something
-            else, and for one in which a page would replace a file that is not the atlas's, or lead through a link out of the folder;
-            at once, if another process is writing to it.
+        ValueError: for no names or unregistered ones, a damaged file of results, a folder with other files, a page that would replace a
+            file that is not the atlas's or follow a link out of the folder, and, at once, if another process is writing to it.
     """
     folder = Path(folder)
     if names is not None and not names:
@@ -160,6 +159,6 @@ def _write(folder: Path, made: Mapping[str, str], earlier: Sequence[str]) -> Non
 
 
 def _mark(root: Path, names: Iterable[str]) -> None:
-    """List the atlas's files in the folder, so that a later build may replace them."""
+    """Write the list of the atlas's files, so that a later build may replace them."""
     mark = {"schema": SCHEMA, "linattn": linattn.__version__, "files": sorted(names)}
     write_text(root / MARK, json.dumps(mark, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Capacity page: the number of key-value pairs that a d × d state holds before they blur, and the best that it can hold.
+"""Capacity page: the number of key-value pairs that a d × d state can store, by rule and at best.
 
 The script writes and reads live on the pairs of this page; the curves and the table were computed by the library's op.
 """
@@ -30,9 +30,9 @@ ENTRY = Entry(
         "一个 d × d 的状态存多少对键值仍能分辨：逐对写入，再全部读出。",
     ),
 )
-SIZE = 16  # of the state that is written live
+SIZE = 16  # size of the interactive state
 PAIRS = 4 * SIZE
-REWRITTEN = SIZE // 2  # keys that come again and again with new values
+REWRITTEN = SIZE // 2  # keys that are rewritten with new values
 KEYS = {
     "random": Both("random", "随机"),
     "orthogonal": Both("each 16 orthogonal", "每 16 个正交"),
@@ -42,8 +42,8 @@ DECAY, BETA = 0.95, 1.0
 SIZES = (8, 16, 32)  # of the states of the curves
 TIMES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # pairs of the curves, as multiples of d
 DRAWS = 8  # sets of random pairs, of which curves show the mean
-PASSES = 100  # of delta over the same d / 2 pairs
-MANY = 20  # times d² numbers in d² numbers
+PASSES = 100  # passes of the delta rule over the same d / 2 pairs
+MANY = 20  # multiple of d² numbers stored in d² numbers
 
 
 def unit(*shape: int, seed: int) -> Tensor:
@@ -125,7 +125,7 @@ def curves() -> dict[str, object]:
 
 @cache
 def exact() -> dict[str, object]:
-    """Storage of 20 times the state's size in random and in linear values by the best state, and of d pairs by each rule."""
+    """Storage of 20 times the state's size in random and in linear values by the optimal state, and of d pairs by each rule."""
     rows = []
     for d in SIZES:
         n = MANY * d

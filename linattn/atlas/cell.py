@@ -1,6 +1,6 @@
 """Drawing of the recurrent cell from a specification: decay, erasure, write and read.
 
-All cells have one skeleton, so that two of them differ only where the systems do: a step that a system omits is a ghost.
+All cells share one layout, so that they differ only where the systems do: omitted steps are drawn faintly.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from linattn.atlas.svg import box, drawing, node, symbol, text, wire
 from linattn.atlas.text import Both, possessive
 
 LINE, BOXES, BEFORE, FADE, ERASE, WRITE, AFTER, READ = 80, 220, 40, 119, 201, 332, 455, 545  # heights, then places along the line
-WIDE = 582  # as narrow as boxes allow, for phones
+WIDE = 582  # minimum width, for phones
 
 DECAYS = {
     "none": Both("nothing decays", "不衰减"),
@@ -96,7 +96,7 @@ def _summed(title: Both, spec: Spec) -> str:
 
 
 def _low(spec: Spec) -> int:
-    """Height of the output's box: lower by a step for each operation on the way to it."""
+    """Height of the output's box: one step lower for each operation before it."""
     return BOXES + 48 * (spec.normalize + spec.skip + spec.gate)
 
 
@@ -105,7 +105,7 @@ def _height(spec: Spec) -> int:
 
 
 def _convolved(spec: Spec, places: tuple[float, ...]) -> list[str]:
-    """Bar below the boxes of the inputs: the short convolution that they come from."""
+    """Bar below the inputs' boxes for their short convolution."""
     if not spec.conv:
         return []
     y, left, right = BOXES + 46, min(places) - 44, max(places) + 44
@@ -148,7 +148,7 @@ def _read(spec: Spec, k: int, v: int) -> list[str]:
     parts = [node(READ, 150, "×", "output"), box(READ, low, "o_t", f"[1, {v}]", "output")]
     parts += [wire([(AFTER + 33, BOXES), (READ - 44, BOXES), (READ - 11, 162)], "q", tip=True), box(AFTER, BOXES, "q_t", f"[1, {k}]", "q")]
     parts += _convolved(spec, (WRITE - 42, WRITE + 42, AFTER))
-    if spec.bonus:  # read from the state before the write, and from the token by its own weight
+    if spec.bonus:  # read from the state before the write, and from the token by a separate weight
         parts += [wire([(BEFORE, LINE - 22), (BEFORE, 14), (AFTER + 50, 14), (AFTER + 50, 150), (READ - 16, 150)], "state", dashed=True)]
         parts += [text(READ + 34, 126, "+ u⊙kv", "shape", "end")]
     else:
@@ -165,7 +165,7 @@ def _read(spec: Spec, k: int, v: int) -> list[str]:
 
 
 def _growing(seen: Inspection) -> str:
-    """Draw the cell of a system that keeps every token: a growing list, and a query that is compared with all of it."""
+    """Draw the cell of a system that keeps every token: a growing list, and a query compared with all of it."""
     label = Both(
         f"The cell of {seen.title.en}: a row is kept for every token; the query is compared with each of them.",
         f"{possessive(seen.title.zh)}单元：每个 token 留下一行，查询与每一行比较。",

@@ -1,7 +1,7 @@
 """Chinese translations of text that the rest of the library has in English only: studies, tasks, benchmarks and shared phrases of mixers.
 
-The words of the atlas itself stand where they are used, in both languages, and those of one mixer beside its ``@register``. These come
-from elsewhere, a file of results even from another day, and so they are looked up. Names (systems, papers, code, units) stay as they are.
+The atlas's own texts are in both languages where they are used, and those of one mixer beside its ``@register``. Texts from elsewhere,
+such as result files, are looked up here. Names (systems, papers, code, units) are not translated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BENCHMARKS = {
     "{} thread": "{} 个线程",
     "{} threads": "{} 个线程",
 }
-# Of mixers: what more than one registration says. What one alone says has its Chinese there, under `chinese`.
+# Texts of several registrations; those of one are translated there, under `chinese`.
 SHARED = {
     "the paper's equations as a loop in float64": "float64 循环逐步计算论文公式",
     "the authors' equations as a loop in float64": "float64 循环逐步计算作者的公式",

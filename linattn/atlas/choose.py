@@ -1,4 +1,4 @@
-"""Guide to choosing a mixer: needs that the reader selects, and mixers ranked by the committed results."""
+"""Guide to choosing a mixer: the reader selects needs, and mixers are ranked by the committed results."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Need:
     shown: dict[str, str]
 
     def data(self) -> dict[str, object]:
-        """The script's form."""
+        """Data for the script."""
         words = {"name": self.name._asdict(), "unit": self.unit._asdict()}
         return {"key": self.key, **words, "more": self.more, "values": self.values, "shown": self.shown}
 
@@ -65,7 +65,7 @@ def _body(atlas: Atlas, name: str) -> dict:
 
 
 def _plain(rows: list[dict], key: str, best: bool) -> dict[str, float]:
-    """Best value of ``key`` for each mixer with its own options or those of the study; windows of softmax are another system."""
+    """Best value of ``key`` for each mixer with default options or those of the study, without softmax windows."""
     found: dict[str, float] = {}
     for row in rows:
         name = row["mixer"].partition(":")[0]
@@ -90,7 +90,7 @@ def _length(atlas: Atlas) -> Need:
 
 
 def _memory(atlas: Atlas, names: set[str]) -> Need:
-    """Bytes of the systems ``names``; to count those of all would take a minute."""
+    """Bytes of the systems ``names`` only, since counting all takes a minute."""
     values = {}
     for name, seen in atlas.inspections.items():
         if name in names and seen.info.resumable:

@@ -38,10 +38,10 @@ WITH_HEADS: tuple[Callable[[Fraction, Fraction], Fraction], ...] = (
 )  # fmt: skip
 WITHOUT = WITH_HEADS[:3]
 NODES = ((512, 4), (512, 8), (1024, 4), (1024, 16), (2048, 8), (2048, 32), (4096, 16))
-OTHER = (3072, 16)  # where a formula is tried
-LENGTHS = ((64, 128), (512, 1024))  # tokens; short, since some mixers loop over pieces of them, and longer where that is off
-TRIED = 2048  # tokens with which a formula is tried
-FIRST = ("softmax", "gla", "mamba2", "gated_deltanet")  # what is drawn at first, of those that there are
+OTHER = (3072, 16)  # width and heads at which a formula is checked
+LENGTHS = ((64, 128), (512, 1024))  # tokens; longer ones if short ones do not fit, since some mixers loop over pieces
+TRIED = 2048  # tokens at which a formula is checked
+FIRST = ("softmax", "gla", "mamba2", "gated_deltanet")  # initial selection
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class CostFormula:
     """Formulas of a system: coefficients of the terms above, one list for each power of the number of tokens T.
 
     ``parameters`` [1]; ``prefill`` (FLOPs of T tokens, for each of them), ``step`` (FLOPs of one token after T) and ``state`` (bytes
-    after T, bfloat16): [1, T], or [1] where nothing grows. ``error`` is the largest relative one at :data:`OTHER`, :data:`TRIED`.
+    after T, bfloat16): [1, T], or [1] if constant. ``error`` is the largest relative one at :data:`OTHER`, :data:`TRIED`.
     """
 
     name: str
@@ -62,7 +62,7 @@ class CostFormula:
 
 
 def cost_formula(seen: Inspection) -> CostFormula:
-    """Fit the formulas of one system to :func:`linattn.cost`: on short sequences, or on longer ones if those are off (windows)."""
+    """Fit the formulas of one system to :func:`linattn.cost`: on short sequences, or on longer ones if these do not fit (windows)."""
     known = _cost(seen, *OTHER, TRIED)
     found = _fitted(seen, *LENGTHS[0], known)
     return found if found.error < 1e-9 else min(found, _fitted(seen, *LENGTHS[1], known), key=lambda p: p.error)
@@ -81,7 +81,7 @@ def _fitted(seen: Inspection, few: int, many: int, known: Cost) -> CostFormula:
     long = [_cost(seen, d, h, many) for d, h in nodes] if grows else short
 
     def formula(key: Callable[[Cost], Fraction]) -> list[list[float]]:
-        """Coefficients of a quantity a + b T from its values at two lengths; a alone if nothing grows."""
+        """Coefficients of a quantity a + b T from its values at two lengths; only a if constant."""
         slopes = [(key(b) - key(a)) / (many - few) for a, b in zip(short, long, strict=True)]
         ground = [key(a) - few * slope for a, slope in zip(short, slopes, strict=True)]
         return [_solved(terms, nodes, values) for values in ((ground, slopes) if grows else (ground,))]
@@ -176,7 +176,7 @@ def data(atlas: Atlas) -> dict[str, object]:
 
 
 def shown_systems(atlas: Atlas) -> list[str]:
-    """Systems that the figure has formulas of."""
+    """Systems with formulas in the figure."""
     return [name for name, seen in atlas.inspections.items() if seen.info.resumable]
 
 

@@ -34,7 +34,7 @@ def draw(name: str, what: str, *, language: str = "en", scheme: str = "light", h
         head: head of a matrix or state, from 0.
 
     Raises:
-        ValueError: for another name, kind, language, scheme or head, and for a figure that this mixer does not have, with the reason.
+        ValueError: for another name, kind, language, scheme or head, and, with the reason, for a figure that the mixer does not have.
     """
     if what not in KINDS:
         raise ValueError(f"what must be one of {', '.join(KINDS)}, but came as {what!r}")
@@ -80,7 +80,7 @@ def _largest(values: object) -> float:
 
 
 def _cost(seen: Inspection, language: str) -> str:
-    """Plot bytes against length as the reports do, with words in one language."""
+    """Plot bytes against length as in reports, in one language."""
     if not seen.info.resumable:
         raise ValueError(f"{seen.info.name} keeps nothing from token to token, so there are no bytes to draw")
     words = {key: both.zh if language == "zh" else both.en for key, both in {**COST, "name": seen.title}.items()}
@@ -96,5 +96,5 @@ def _cost(seen: Inspection, language: str) -> str:
 
 
 def _kept(name: str, tokens: int) -> int:
-    """Bytes of state after ``tokens`` tokens; a state that does not grow is measured after a few."""
+    """Bytes of state after ``tokens`` tokens; a constant state is measured after a few."""
     return cost(name, dim=512, tokens=LENGTHS[0] if info(name).recurrent else tokens).state_bytes or 0

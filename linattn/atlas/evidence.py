@@ -1,4 +1,4 @@
-"""Evidence for choices: what the committed files of results say, as tables with their sources."""
+"""Evidence for choices: tables from the committed result files, with their sources."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOTHING = Both("The results of this measurement were not there when the page was
 
 
 def table(found: Table | None) -> str:
-    """Set ``found`` as HTML; a sentence where there is nothing."""
+    """Render ``found`` as HTML; a sentence if there is none."""
     if found is None or not found.rows:
         return f'<div class="note">{spoken(NOTHING, "p")}</div>'
     head = "".join(f'<th scope="col">{spoken(h)}</th>' for h in found.heads)
@@ -81,7 +81,7 @@ class Evidence:
         return Table(Both("Recall: the best width of each mixer", "回忆：各混合层的最佳宽度"), heads, rows, _of(body))
 
     def length(self) -> Table | None:
-        """Bits per byte far beyond the trained length, with the past carried along."""
+        """Bits per byte far beyond the trained length, with the state carried over."""
         body = self._body("reproduce-extrapolation-full")
         if body is None:
             return None
@@ -135,7 +135,7 @@ class Evidence:
 
 
 def period(layers: str) -> str:
-    """The shortest pattern that gives ``layers`` when it is repeated."""
+    """The shortest pattern that repeats to ``layers``."""
     names = pattern.parse(layers, "layers")
     length = next(n for n in range(1, len(names) + 1) if len(names) % n == 0 and names[:n] * (len(names) // n) == names)
     return pattern.written(names[:length])
@@ -146,7 +146,7 @@ def _code(name: str) -> str:
 
 
 def _codes(names: str) -> str:
-    """A list of names; lines break between them alone."""
+    """List of names; lines break only between names."""
     between = ',</code> <code class="kept">'
     return f'<code class="kept">{names.replace(", ", between)}</code>'
 

@@ -1,4 +1,4 @@
-"""Families of systems in the words of the site: a name and a sentence for each of :data:`linattn.mixers.taxonomy.FAMILIES`."""
+"""Descriptions of families for the site: a name and a sentence for each of :data:`linattn.mixers.taxonomy.FAMILIES`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Family(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Name as part of an address."""
+        """Name as part of a URL."""
         return self.name.en.lower().replace(" ", "-").replace(",", "")
 
 

@@ -30,7 +30,7 @@ RECURRENCE = (
 )
 
 
-GALLERY = ("softmax", "linear_transformer", "retnet", "gla", "gated_deltanet", "rwkv7")  # of those that there are: a step each
+GALLERY = ("softmax", "linear_transformer", "retnet", "gla", "gated_deltanet", "rwkv7")  # one of each step, if present
 SHOWN = Both("One sentence, several systems", "同一句话，不同方法")
 HOW = Both(
     "Rows are outputs, columns the tokens that they read: the library computed every cell from the same twelve words.",

@@ -1,4 +1,4 @@
-"""Files of drawings by suffix: SVG directly, PNG and PDF by an installed converter."""
+"""Files of drawings by suffix: SVG directly, PNG and PDF through an installed converter."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from linattn.atlas.page import Entry, Page
 from linattn.atlas.text import Both, labelled, spoken
 from linattn.mixers.taxonomy import FAMILIES, families
 
-LEVELS = 9  # of a cell in a thumbnail, to each side of zero
+LEVELS = 9  # levels of a thumbnail's cell on each side of zero
 POSITIVE, NEGATIVE = "0123456789", "0abcdefghi"  # magnitudes, a character each
 
 
@@ -37,7 +37,7 @@ def index(entry: Entry, inspections: Iterable[Inspection]) -> Page:
     return Page(entry.path, entry.name, "\n".join(parts), lead=lead)
 
 
-INTRODUCTIONS = {  # published ones that name systems, by the numbers in Info.seeds
+INTRODUCTIONS = {  # published introductions, by the keys in Info.seeds
     "000": ("daodaoning", Both("Daodaoning, at Zhihu (2024, Chinese)", "刀刀宁：简单图解一下线性注意力机制（2024）")),
     "002": ("yuanhao", Both("Yuanhao, on linear attention (2025, Chinese)", "Yuanhao：每周AI观察：线性注意力（2025）")),
     "004": ("overfit", Both("an article at avoid.overfit.cn (Chinese)", "avoid.overfit.cn 的文章")),
@@ -45,7 +45,7 @@ INTRODUCTIONS = {  # published ones that name systems, by the numbers in Info.se
 
 
 def _filters(seen: Iterable[Inspection]) -> str:
-    """Place for the script's search and filters, with the years that there are."""
+    """Container for the script's search and filters, with the years of the systems."""
     years = sorted({x.info.year for x in seen if x.info.year}) or [0]
     named = [{"key": key, **words._asdict()} for seed, (key, words) in INTRODUCTIONS.items() if any(seed in x.info.seeds for x in seen)]
     return (
@@ -67,7 +67,7 @@ def _card(x: Inspection) -> str:
 
 
 def _breakable(name: str) -> str:
-    """Let a line end after each underscore of ``name``."""
+    """Allow line breaks after each underscore of ``name``."""
     return escape(name).replace("_", "_<wbr>")
 
 

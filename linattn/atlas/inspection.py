@@ -1,7 +1,6 @@
-"""Inspection of one system on the running sentence, computed by its newly created mixer: its recurrence, its matrix, its states.
+"""Inspection of one system on the running sentence, computed by a new mixer: its recurrence, its matrix, its states.
 
-No system is known by name here, so a newly registered mixer is inspected like the others. Parts that a mixer does not have come
-with the library's reason.
+Nothing depends on names of systems, so a newly registered mixer is inspected like the others. Missing parts have the library's reason.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from linattn.mixers.taxonomy import families
 HEADS = 4  # heads of a matrix that are shown
 SHOWN = 6  # rows and columns of a state that are shown
 VECTOR = 24  # channels of a vector that are shown
-RULES = ("none", "constant", "head", "channel", "erase", "scores", "other")  # scores: keeps every token and compares with each
-PAIRED = ("sequence", "cross", "grid")  # kinds in which tokens read tokens
-FIRST = ("S", "c", "h", "memory")  # the states that hold the past, where a mixer has several: a matrix, a cell, a hidden state
+RULES = ("none", "constant", "head", "channel", "erase", "scores", "other")  # scores: keeps every token and compares the query with each
+PAIRED = ("sequence", "cross", "grid")  # kinds with a mixing matrix of tokens
+FIRST = ("S", "c", "h", "memory")  # the state shown if a mixer has several: a matrix, a cell, a hidden state
 
 
 @dataclass(frozen=True)
@@ -50,11 +49,11 @@ class Inspection:
     options: dict[str, object]
     spec: Spec | None = None
     matrix: list[list[list[float]]] | None = None  # [matrices shown][query][key]: head by head, of each head value by value
-    heads: int = 0  # of the mixer, shown or not
-    values: int = 1  # that each token writes per head, with a matrix each
+    heads: int = 0  # heads of the mixer, including those not shown
+    values: int = 1  # values per token and head, with a matrix each
     nonlinearity: float | None = None  # relative distance from linearity in the values, None without values
     states: States | None = None
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of all states after the last token
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # shapes of all states after the last token
     stepping: float | None = None  # relative distance of single steps to one pass
     missing: dict[str, Both] = field(default_factory=dict)
 
@@ -72,7 +71,9 @@ class Inspection:
 
     @property
     def claim(self) -> str:
-        """Relation of its code to the recurrence: "recurrence", "steps" (several per token), "weighed" (values, otherwise weighed) or "own"."""
+        """Relation of its code to the recurrence: "recurrence", "steps" (several per token), "weighed" (values, otherwise weighed) or
+        "own".
+        """
         if self.spec:
             return "recurrence" if self.spec.steps == 1 else "steps"
         return "own" if self.nonlinearity is None else "weighed"
@@ -84,13 +85,13 @@ class Inspection:
 
     @property
     def code(self) -> str:
-        """Source of the mixer's own file, without the library's own numbers of the texts that name it."""
+        """Source of the mixer's own file, without the keys of the introductions that name it."""
         path = inspect.getsourcefile(self.info.cls)
         return re.sub(r"^ *seeds=\(.*\),\n", "", Path(path).read_text(encoding="utf-8"), flags=re.M) if path else ""
 
 
 def inspect_mixer(name: str) -> Inspection:
-    """Inspect the mixer ``name`` of width :data:`sentence.DIM` with its own options, weights as created from seed 0, in float64."""
+    """Inspect the mixer ``name`` of width :data:`sentence.DIM` with default options and initial weights of seed 0, in float64."""
     known = info(name)
     defaults = {k: p.default for k, p in inspect.signature(known.cls).parameters.items() if p.default is not p.empty}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -141,10 +142,10 @@ NO_STATE = Both(
 
 
 def _nothing_fades(matrix: Tensor) -> bool:
-    """True if equal words count equally at every distance, [H, T, T]: then a decay only keeps numbers small and cancels."""
+    """True if equal words have equal weights at every distance, [H, T, T]: then a decay only rescales and cancels."""
     words = [word.en for word in sentence.SENTENCE]
     pairs = [(i, j) for j in range(len(words)) for i in range(j) if words[i] == words[j]]
-    return all(torch.allclose(matrix[:, j:, i], matrix[:, j:, j], rtol=0.05) for i, j in pairs)  # their small ε fades, too
+    return all(torch.allclose(matrix[:, j:, i], matrix[:, j:, j], rtol=0.05) for i, j in pairs)  # tolerance, since their small ε decays too
 
 
 def _steps(mixer: Mixer, x: Tensor) -> tuple[list[dict[str, Tensor]], float]:
@@ -156,7 +157,7 @@ def _steps(mixer: Mixer, x: Tensor) -> tuple[list[dict[str, Tensor]], float]:
         outputs.append(y)
         states.append(dict(state))
     pairs = [(torch.cat(outputs, 1), whole), *((states[-1][k], t) for k, t in last.items() if t.is_floating_point())]
-    alike = [(a, b) for a, b in pairs if a.shape == b.shape and b.norm() > 0]  # states kept only for speed may have other sizes
+    alike = [(a, b) for a, b in pairs if a.shape == b.shape and b.norm() > 0]  # states kept only for speed may differ in size
     return states, max((((a - b).norm() / b.norm()).item() for a, b in alike), default=0.0)
 
 
@@ -174,7 +175,7 @@ def states_of(steps: list[dict[str, Tensor]]) -> States | None:
 
 
 def _heads(t: Tensor, grows: bool) -> list[Tensor]:
-    """Convert a state to one matrix a head: a vector is a row, a growing state has a row per token, pairs of reals are adjacent."""
+    """Convert a state to one matrix a head: a vector is a row, a growing state has a row per token, complex numbers are adjacent pairs."""
     if t.ndim == 1:
         return [t[None]]
     if t.ndim == 2:
@@ -187,7 +188,7 @@ def _heads(t: Tensor, grows: bool) -> list[Tensor]:
 
 
 def _first(t: Tensor) -> int:
-    """First row to show: the first with a number if a memory of past tokens [slots, channels] still has empty ones in front, else 0."""
+    """First row to show: the first non-empty one of a memory of past tokens [slots, channels], else 0."""
     filled = t.abs().sum(-1).nonzero()
     return 0 if len(filled) == 0 else min(int(filled[0]), max(len(t) - SHOWN, 0))
 

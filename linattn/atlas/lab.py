@@ -1,8 +1,8 @@
-"""Lab: a sentence, a system reduced to its rule, and the effect of each token on the state, computed in the page by a small recurrence.
+"""Lab: a sentence, a system's update rule, and the effect of each token on the state, computed in the page by a small recurrence.
 
 Every word is a vector derived from its letters, so that any sentence can be typed. A token's key is the word before it and its value the
-word itself; its query is the word itself. What is read after a word is thus what has followed it so far, and one can see at a glance
-which words a state still holds. ``script/lab.js`` repeats this in the page; the tests compare the two cell by cell.
+word itself; its query is the word itself. The output after a word is thus what has followed it so far, which shows the words that a
+state still holds. ``script/lab.js`` computes the same in the page; tests compare the two.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ ENTRY = Entry(
     ),
 )
 SIZE = 8  # of keys and values
-SALT = 3823530  # of four million, the one whose words of the running sentence are the least alike
-HEADS = (1, 2, 4)  # that the page offers
-DECAY, BETA = 0.9, 1.0  # where the sliders stand at first
+SALT = 3823530  # of four million, the one with the least similar words of the running sentence
+HEADS = (1, 2, 4)  # choices in the page
+DECAY, BETA = 0.9, 1.0  # initial values of the sliders
 EPS = 1e-6
 
 
@@ -45,11 +45,11 @@ class Rule:
 
     Args:
         key: name in the page's data.
-        name: the system whose recurrence this is.
+        name: the system with this recurrence.
         equation: LaTeX.
         decay: "none", "constant", "head" or "channel".
         erase: "none", "delta" or "pair" (a read and a write direction, with a rate for every channel).
-        normalize: divides the output by q z; keys and queries are then made positive.
+        normalize: divides the output by q z, with positive keys and queries.
     """
 
     key: str
@@ -97,7 +97,7 @@ RULES = (
 
 
 def numbers(word: str, count: int) -> list[float]:
-    """Derive ``count`` numbers in [-1, 1) from the letters of ``word``: FNV-1a, then mixed bits for each number."""
+    """Derive ``count`` numbers in [-1, 1) from the letters of ``word``: FNV-1a, then a bit mixer for each number."""
     h = (2166136261 ^ SALT) & 0xFFFFFFFF
     for byte in word.encode():
         h = ((h ^ byte) * 16777619) & 0xFFFFFFFF
@@ -131,8 +131,8 @@ def shares(word: str) -> list[float]:
 def inputs(words: Sequence[str], rule: Rule, decay: float = DECAY, beta: float = BETA, heads: int = 1) -> dict[str, Any]:
     """Arguments of :func:`linattn.linear_attention` for ``words`` under ``rule``, float64.
 
-    Each of ``heads`` has an equal share of the channels. A decay that the token sets per head is that of the head's first channel; a
-    constant one is halved, as a logarithm, from head to head. The first token has no word before it: its key is 0, and it writes nothing.
+    Each of ``heads`` has an equal share of the channels. A data-dependent decay per head is that of the head's first channel; the
+    logarithm of a constant one is halved from head to head. The first token has no word before it: its key is 0, and it writes nothing.
     """
     now = torch.tensor([vector(word) for word in words], dtype=torch.float64)
     before = torch.cat([torch.zeros_like(now[:1]), now[:-1]])
@@ -201,12 +201,12 @@ def vocabulary() -> list[Both]:
 
 
 def data() -> dict[str, object]:
-    """Data of the figure "lab", and what the op gives on the running sentence, by which the page checks itself."""
+    """Data of the figure "lab", and what the op gives on the running sentence, for the page's self-check."""
     words = [word.en for word in sentence.SENTENCE]
     rules = []
     for rule in RULES:
         runs = {heads: run(inputs(words, rule, heads=heads)) for heads in HEADS}
-        own = {  # of several heads the last output alone: the site has a limit of size
+        own = {  # only the last output for several heads, to limit the site's size
             "outputs": {heads: found.outputs[0 if heads == 1 else -1 :].tolist() for heads, found in runs.items()},
             "states": {heads: found.states[-1].tolist() for heads, found in runs.items()},
         }

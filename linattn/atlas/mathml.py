@@ -1,7 +1,7 @@
-r"""MathML from the LaTeX in which equations are registered, so that browsers set them without fonts or scripts.
+r"""Conversion of registered equations from LaTeX to MathML, which browsers render without fonts or scripts.
 
-The subset of LaTeX is what formulas of papers in this field need: letters, scripts, fractions, roots, accents, fences, sums,
-functions and the symbols below. Anything else is refused, never dropped.
+Supports the LaTeX of formulas in this field: letters, scripts, fractions, roots, accents, fences, sums, functions and the
+symbols below. Anything else raises an error.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def mathml(latex: str, display: bool = False) -> str:
 
 
 def pieces(latex: str) -> list[str]:
-    r"""Split ``latex`` at every ``\quad`` and ``\qquad`` outside braces and fences: formulas that may stand below each other."""
+    r"""Split ``latex`` at every ``\quad`` and ``\qquad`` outside braces and fences: formulas that may go on separate lines."""
     found, depth = [""], 0
     for token in TOKEN.findall(latex):
         depth += (token in ("{", r"\left")) - (token in ("}", r"\right"))
@@ -68,7 +68,7 @@ def pieces(latex: str) -> list[str]:
 
 
 def spread(latex: str) -> str:
-    """Convert ``latex`` to ``<math>`` elements between which a line may end."""
+    """Convert ``latex`` to ``<math>`` elements with line breaks allowed between them."""
     return " ".join(mathml(piece) for piece in pieces(latex))
 
 

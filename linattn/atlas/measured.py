@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Measured:
     """Table of figures with its subject and source: ``heads`` name the columns of ``rows``.
 
-    ``source`` and ``rows`` are in English, as the files of results have them; :func:`linattn.atlas.chinese.both` knows their Chinese.
+    ``source`` and ``rows`` are in English, as in the result files; :func:`linattn.atlas.chinese.both` translates them.
     """
 
     title: Both
@@ -51,7 +51,7 @@ def recurrence(seen: Inspection) -> str | None:
 
 
 def _scanned(spec: Spec) -> bool:
-    """True if keys or values are single numbers: such a recurrence runs as a scan, by other kernels."""
+    """True if keys or values are single numbers: such a recurrence runs by the kernels of scans."""
     return 1 in spec.sizes[1:]
 
 
@@ -113,7 +113,7 @@ def _train(body: dict, seen: Inspection) -> Measured | None:
 
 
 def _train_cpu(body: dict, seen: Inspection) -> Measured | None:
-    """Tokens per second of a small model on a CPU, whose steps alternated with Llama's."""
+    """Tokens per second of a small model on a CPU, measured in alternation with Llama."""
     rows = [
         [r["library"], r["dtype"], f"{r['tokens_per_second']:,.0f}", f"{r['times_llama']:.2f}"]
         for r in body["rows"]
@@ -140,7 +140,7 @@ def _vision(body: dict, seen: Inspection) -> Measured | None:
 
 
 def _decode(body: dict, seen: Inspection) -> Measured | None:
-    """Milliseconds of a token of a whole language model, and of reading its weights and state once."""
+    """Milliseconds per token of a whole language model, and of one read of its weights and state."""
     rows = [
         [r["size"], r["dtype"], f"{r['rows']}", f"{r['context']:,}", f"{r['step_ms']:.3f}", f"{r['floor_ms']:.3f}"]
         for r in body["rows"]
@@ -153,7 +153,7 @@ def _decode(body: dict, seen: Inspection) -> Measured | None:
     return Measured(Both("Decoding with a language model", "语言模型的解码"), _where(body), heads, rows)
 
 
-# Suites of ``linattn bench`` by columns that together only their rows have.
+# Suites of ``linattn bench`` by columns that identify their rows.
 _SUITES = (
     ({"times_llama"}, _train_cpu), ({"side"}, _vision), ({"floor_ms"}, _decode), ({"library", "tokens_per_second"}, _train),
     ({"decay_dtype", "ms"}, _ops),
@@ -195,7 +195,7 @@ def _of_text(body: dict, mixers: list[dict], made: str) -> Measured:
 
 
 def _judged(body: dict, mixers: list[dict], made: str) -> Measured:
-    """Scores of the task, the mean and spread over its seeds, without the speed, which depends on the machine."""
+    """Scores of the task, the mean and spread over its seeds, without machine-dependent speed."""
     figures = [f for f in load(body["task"]).figures if not f.key.endswith("_per_second")]
     rows = [[f.cell(m) for f in figures] for m in mixers]
     return Measured(both(body["title"]), made, [both(f.heading) for f in figures], rows)
@@ -204,8 +204,8 @@ def _judged(body: dict, mixers: list[dict], made: str) -> Measured:
 def _reproduced(body: dict, seen: Inspection) -> Measured | None:
     """Rows of a study of ``linattn reproduce`` with this mixer, written as in its report."""
     heads, rows = results.of(body, seen.info.name)
-    kinds = dict.fromkeys(m["accelerator"] or m["cpu"] for m in body["machines"])  # a study may have gone on on another of a kind
-    command = re.sub(r" --out \S+", "", str(body["command"]))  # a folder of that machine
+    kinds = dict.fromkeys(m["accelerator"] or m["cpu"] for m in body["machines"])  # possibly continued on another machine of the kind
+    command = re.sub(r" --out \S+", "", str(body["command"]))  # a path on that machine
     made = [command, *kinds, str(body["created"])[:10]]
     return Measured(both(body["title"]), ", ".join(made), [both(h) for h in heads], rows)
 

@@ -10,7 +10,7 @@ from html import escape
 from linattn.atlas.text import Both, labelled, spoken
 from linattn.report.html import inlined, opening
 
-# The browser is told, too, to load nothing but the site's own script and style sheet.
+# The content security policy allows only the site's own script and style sheet.
 POLICY = "default-src 'none'; script-src 'self' file:; style-src 'self' file: 'unsafe-inline'; img-src data:"
 
 

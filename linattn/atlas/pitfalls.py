@@ -1,4 +1,4 @@
-"""Pitfalls: common wrong formulas and sentences on linear attention, each shown beside the right form as it fails."""
+"""Pitfalls: common wrong formulas and sentences on linear attention, each shown failing beside the right form."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ ENTRY = Entry(
         "看着对、其实不对的公式：放错位置的掩码，一个下标，少了一个字母，一个会溢出的商。亲眼看它们出错。",
     ),
 )
-LOUD = (0, 1, 2, 4, 8)  # how many times as long the last word's key is
-EARLY = 7  # the token whose output is watched: it stands long before the last one
+LOUD = (0, 1, 2, 4, 8)  # factors of the last word's key
+EARLY = 7  # token whose output is shown, long before the last one
 LENGTHS = (16, 64, 256, 1024, 1536, 2048)
 STOPS = (4, 8, 12)
 
 
 def _sentence() -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values [12, 8] of the running sentence, each the word itself."""
+    """Queries, keys and values [12, 8] of the running sentence, all equal to the word."""
     x = torch.tensor([lab.vector(word) for word in WORDS], dtype=torch.float64)
     return 4 * x, x, x
 
@@ -97,7 +97,7 @@ def index() -> dict[str, object]:
 
 
 def missing() -> dict[str, object]:
-    """Pitfall of a missing Q in the parallel form: shapes fit for one length alone, and the result is wrong."""
+    """Pitfall of a missing Q in the parallel form: shapes fit only for one length, and the result is wrong."""
     made = lab.inputs(WORDS, lab.RULES[0])
     results: list[Both] = []
     for length in STOPS:
@@ -148,7 +148,7 @@ def quotient() -> dict[str, object]:
 
 
 def blocked() -> dict[str, object]:
-    """Pitfall of "the mask prevents linear cost": numbers held at once by the square and by chunks, and their distance."""
+    """Pitfall of "the mask prevents linear cost": memory of the quadratic form and of chunks, and their distance."""
     stops, d, chunk = (64, 256, 1024), 8, 16
     draw = torch.Generator().manual_seed(1)
     apart = []
@@ -167,7 +167,7 @@ def blocked() -> dict[str, object]:
 
 
 def clock() -> dict[str, object]:
-    """Pitfall of a constant decay as memory: its decay matrix does not depend on the words; a gate's does."""
+    """Pitfall of a constant decay as memory: its decay matrix does not depend on the words, unlike a gate's."""
     one = torch.ones(1, 12, 1, 1, dtype=torch.float64)
     told = {"as told": WORDS, "the facts swapped": WORDS[4:7] + WORDS[3:4] + WORDS[:3] + WORDS[7:], "backwards": WORDS[::-1]}
     rules = {rule.key: rule for rule in lab.RULES}

@@ -14,7 +14,7 @@ SENTENCE = (
     Both("Ann", "小安"), Both("loves", "爱"), Both("tea", "茶"), Both(",", "，"), Both("Ben", "小本"), Both("loves", "爱"),
     Both("milk", "奶"), Both(",", "，"), Both("now", "现在"), Both("Ann", "小安"), Both("loves", "爱"), Both("milk", "奶"),
 )  # fmt: skip
-DIM = 32  # the width of every mixer that is shown: all of them can be so narrow
+DIM = 32  # width of all mixers shown, possible for each
 SEED = 0
 
 

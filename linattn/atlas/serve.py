@@ -1,4 +1,4 @@
-"""Server of a built site for this machine alone."""
+"""Server of a built site, only for this machine."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
-OWN_NAME = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)  # whatever port leads here
+OWN_NAME = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)  # with any port
 
 
 class Handler(SimpleHTTPRequestHandler):
     """Handler of files below one resolved root; paths and links out of it are not found. No lists of folders.
 
-    Foreign Host headers are rejected, so that a page elsewhere whose name was pointed here reads nothing.
+    Foreign Host headers are rejected, against DNS rebinding.
     """
 
     def send_head(self) -> Any:
@@ -25,7 +25,7 @@ class Handler(SimpleHTTPRequestHandler):
             return None
         try:
             return self._send(self._wanted())
-        except (OSError, ValueError):  # also of a path that no file can have
+        except (OSError, ValueError):  # including invalid paths
             self.send_error(404)
             return None
 

@@ -1,4 +1,4 @@
-"""Parts of drawings. On a page the style sheet colours them; standalone files carry its colours with them."""
+"""Parts of drawings. Colours come from the page's style sheet, in standalone files from an embedded copy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def symbol(x: float, y: float, name: str, kind: str = "t name") -> str:
 
 def box(x: float, y: float, name: str, shape: str, tensor: str, width: float = 66, height: float = 44) -> str:
     """Box of a tensor: its symbol and its shape in a frame of its colour, around (x, y)."""
-    kind = "shape long" if 9 * len(shape) > width else "shape"  # set closer on a phone, where letters are large
+    kind = "shape long" if 9 * len(shape) > width else "shape"  # condensed on phones, where letters are large
     place = f'x="{x - width / 2:g}" y="{y - height / 2:g}" width="{width:g}" height="{height:g}"'
     return (
         f'<g class="t t{tensor}"><rect class="box" {place} rx="6"/>'
@@ -103,7 +103,7 @@ def _cell(value: float, scale: float, row: int, col: int) -> str:
 
 
 def alone(svg: str, language: str, scheme: str = "light") -> str:
-    """Make ``svg`` a file of its own: in one language, with the colours of one scheme written out, on no background.
+    """Make ``svg`` a file of its own: in one language, with the colours of one scheme inlined, without background.
 
     Raises:
         ValueError: for a language that is not "en" or "zh", and a scheme that is not "light" or "dark".
@@ -116,12 +116,12 @@ def alone(svg: str, language: str, scheme: str = "light") -> str:
     label = re.search(rf'data-label-{language}="([^"]*)"', svg)
     svg = re.sub(r' data-label-(?:en|zh)="[^"]*"', "", svg)
     if label:
-        svg = re.sub(r'aria-label="[^"]*"', lambda _: f'aria-label="{label[1]}"', svg, count=1)  # as it is: it may have backslashes
+        svg = re.sub(r'aria-label="[^"]*"', lambda _: f'aria-label="{label[1]}"', svg, count=1)  # may have backslashes
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + svg.replace(">", f"><style>{_style(scheme)}</style>", 1) + "\n"
 
 
 def _style(scheme: str) -> str:
-    """Style rules of a standalone drawing, in the style sheet's colours without variables, which few programs support."""
+    """Style rules of a standalone drawing, with the style sheet's colours in place of variables, which few programs support."""
     css = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
     found = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", css)
     colours = {name: pair[SCHEMES.index(scheme)] for name, *pair in found}

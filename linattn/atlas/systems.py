@@ -42,7 +42,7 @@ RULE = {
     "scores": Both("all tokens are kept and compared", "保留全部 token，逐个比较"),
     "other": Both("an update of its own", "自己的更新方式"),
 }
-DIM, TOKENS = 512, 4096  # of the cost sheet
+DIM, TOKENS = 512, 4096  # width and tokens of the cost sheet
 
 
 def pages(atlas: Atlas) -> Iterator[Page]:
@@ -100,7 +100,7 @@ def _linked(family: Family) -> str:
 
 
 def _rule(seen: Inspection) -> Both:
-    """Operation before a write; systems that take all tokens at once have none."""
+    """Operation before a write; systems without a state have none."""
     at_once = Both("nothing: all tokens are there at once", "无：全部 token 同时在场")
     return RULE[seen.rule] if seen.info.resumable or seen.spec else at_once
 
@@ -119,7 +119,7 @@ def _equation(info: Info) -> str:
 
 
 def _pair(*parts: str) -> str:
-    """Set ``parts`` beside each other in a wide window, else one below the other."""
+    """Lay ``parts`` out side by side in a wide window, else one below the other."""
     return f'<div class="pair">{"".join(parts)}</div>'
 
 
@@ -247,7 +247,7 @@ def _checked(seen: Inspection) -> str:
         many = Both(f"the largest of {errors.comparisons:,} comparisons", f"{errors.comparisons:,} 次比较中最大")
         number = many if errors.comparisons > 1 else Both("the only comparison", "仅一次比较")
         count = Both(f" (relative, {number.en}, ", f"（相对误差，{number.zh}，")
-        test = re.sub("[/_]", r"\g<0><wbr>", escape(errors.test))  # where a line may end if it is too short for all
+        test = re.sub("[/_]", r"\g<0><wbr>", escape(errors.test))  # allowed line breaks
         where = f'<span class="whole"><code>{test}</code>{spoken(Both(")", "）"))}</span>'
         facts.append((Both("distance to it", "与它的差距"), f"{found}{spoken(count)}{where}"))
     if seen.stepping is not None:
@@ -265,7 +265,7 @@ def _checked(seen: Inspection) -> str:
 
 
 def _entry(text: str) -> str:
-    """An entry of a table; a sentence or a phrase gets room on a phone."""
+    """An entry of a table; sentences and phrases get more width on a phone."""
     cell = unbroken(spoken(both(text), "td"))
     kind = "words" if len(text) > 32 else "phrase" if len(text) > 20 else ""
     return cell.replace("<td", f'<td class="{kind}"') if kind else cell
@@ -296,7 +296,7 @@ def _table(t: measured.Measured) -> str:
 
 
 def _constant(t: measured.Measured) -> tuple[list[tuple[Both, Both]], list[int]]:
-    """Names and values of the columns that say the same in every row of several, and the numbers of the others."""
+    """Names and values of the columns with equal values in all of several rows, and the indices of the others."""
     same = [i for i in range(len(t.heads)) if len(t.rows) > 1 and len({row[i] for row in t.rows}) == 1]
     kept = [i for i in range(len(t.heads)) if i not in same]
     return [(t.heads[i], both(t.rows[0][i])) for i in same if t.rows[0][i] != "–"], kept

@@ -1,4 +1,4 @@
-"""Text in two languages, and the HTML that holds both so that a switch, not a server, chooses one."""
+"""Text in two languages, and HTML with both, between which a switch in the page chooses."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["CODES", "Both", "fragment", "labelled", "marked", "possessive", "spo
 
 
 def spoken(words: Both, tag: str = "span") -> str:
-    """Set ``words`` as two elements ``tag``, of which the style sheet shows one."""
+    """Render ``words`` as two elements ``tag``, of which the style sheet shows one."""
     if words.en == words.zh:
         return f"<{tag}>{marked(escape(words.en))}</{tag}>"
     return "".join(f'<{tag} lang="{CODES[k]}">{marked(escape(getattr(words, k)))}</{tag}>' for k in CODES)
 
 
 def unbroken(html: str) -> str:
-    """Keep units and spreads on the line of their numbers, and dates on one; let a line end within the name of a pass."""
+    """Prevent line breaks between numbers and their units or spreads and in dates; allow them in names of passes."""
     html = re.sub(r"\b\d{4}-\d\d-\d\d\b", r'<span class="kept">\g<0></span>', html)
     return (
         re.sub(r"(?<=\d) (?=(?:%|[KMGT]i?B|ms)(?![\w/]))", "\u00a0", html)
@@ -31,7 +31,7 @@ def unbroken(html: str) -> str:
 
 
 def possessive(name: str) -> str:
-    """Chinese for "of ``name``": a space stands after Latin letters only."""
+    """Chinese for "of ``name``": with a space only after Latin letters."""
     return f"{name} 的" if name[-1].isascii() else f"{name}的"
 
 
@@ -41,7 +41,7 @@ def labelled(words: Both) -> str:
 
 
 def marked(html: str) -> str:
-    r"""Replace ``\(...\)`` in ``html`` by MathML within a line and ``\[...\]`` by a line of its own."""
+    r"""Replace ``\(...\)`` in ``html`` by inline MathML and ``\[...\]`` by displayed MathML."""
     html = re.sub(r"([“‘（(]?)\\\((.+?)\\\)([,.;:!?，。；：、！？…’”）)]*)", _kept, html, flags=re.S)
     return re.sub(r"\\\[(.+?)\\\]", lambda m: "".join(mathml(p, display=True) for p in pieces(_plain(m[1]))), html, flags=re.S)
 
@@ -49,8 +49,8 @@ def marked(html: str) -> str:
 def fragment(html: str, numbers: Mapping[str, object] | None = None) -> str:
     """Fill a handwritten part of a page.
 
-    ``{{place}}`` and ``{{place:.2f}}`` become the number that stands in ``numbers`` at that place (names and indices with points
-    between them: ``pot.error.3``), so that every figure in prose is computed. LaTeX becomes MathML.
+    ``{{place}}`` and ``{{place:.2f}}`` become the number in ``numbers`` at that path (names and indices separated by
+    points: ``pot.error.3``), so that every figure in prose is computed. LaTeX becomes MathML.
 
     Raises:
         ValueError: for a missing place, and if English and Chinese differ in their numbers of elements.
@@ -63,7 +63,7 @@ def fragment(html: str, numbers: Mapping[str, object] | None = None) -> str:
 
 
 def _kept(found: re.Match[str]) -> str:
-    """Keep a formula and the marks around it on one line: a browser would break between them."""
+    """Prevent line breaks between a formula and adjacent punctuation."""
     before, latex, behind = found.groups()
     formula = mathml(_plain(latex))
     return f'<span class="kept">{before}{formula}{behind}</span>' if before or behind else formula

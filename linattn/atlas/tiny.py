@@ -1,7 +1,7 @@
-"""Trained language model of some twenty thousand parameters that ships with the site and runs in its pages, on words of two languages.
+"""Trained language model of about twenty thousand parameters that ships with the site and runs in its pages, on words of two languages.
 
-Its texts are clauses such as "Ann loves tea": who is named again is said to love the same thing, unless "now" states a new one. To write
-the last word of a clause the model must recall the latest statement about that name. ``python -m linattn.atlas.tiny`` trains it anew.
+Its texts are clauses such as "Ann loves tea", repeated for a name unless "now" states a change. To predict the last word of a clause
+the model must recall the latest statement about that name. ``python -m linattn.atlas.tiny`` trains it anew.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ VERBS = (Both("loves", "爱"), Both("fears", "怕"))
 THINGS = (
     Both("tea", "茶"), Both("milk", "奶"), Both("rice", "饭"), Both("fish", "鱼"), Both("soup", "汤"), Both("eggs", "蛋"),
 )  # fmt: skip
-OTHER = (Both("…", "…"), Both(",", "，"), Both(".", "。"), Both("now", "现在"))  # the first stands for every word not listed here
+OTHER = (Both("…", "…"), Both(",", "，"), Both(".", "。"), Both("now", "现在"))  # the first represents unknown words
 VOCABULARY = (*OTHER, *NAMES, *VERBS, *THINGS)
 COMMA, STOP, NOW = 1, 2, 3
 LENGTH, CLAUSES = 40, (3, 9)  # tokens of a text, and clauses before its full stop
 WEIGHTS = Path(__file__).with_name("tiny.json")
-LEVELS = 32767  # of a weight, to each side of zero
+LEVELS = 32767  # quantisation levels of a weight on each side of zero
 CONFIG = LMConfig(
     vocab_size=len(VOCABULARY), dim=32, layers=2, mixer="deltanet", ffn="swiglu", ffn_dim=64, mixer_options={"deltanet": {"heads": 2}}
 )
 
 
 def text(generator: torch.Generator) -> list[int]:
-    """Draw a text that obeys the rule of the module: token numbers, its full stop last."""
+    """Draw a text by the module's rule: token numbers, with a full stop last."""
 
     def pick(words: Sequence[object], start: int) -> int:
         return start + int(torch.randint(len(words), (), generator=generator))
@@ -59,7 +59,7 @@ def text(generator: torch.Generator) -> list[int]:
 
 
 def recalls(tokens: Sequence[int]) -> list[tuple[int, int]]:
-    """Places whose next word follows from the text, with that word: things said again without "now" before the clause."""
+    """Positions whose next word follows from the text, with that word: repetitions in clauses without "now"."""
     known: dict[tuple[int, int], int] = {}
     found = []
     things = len(VOCABULARY) - len(THINGS)
@@ -73,7 +73,7 @@ def recalls(tokens: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def accuracy(model: LanguageModel, texts: int = 300, seed: int = 1) -> tuple[int, int]:
-    """Recalled words that are the model's first choice in new texts, and their number."""
+    """Number of recalled words that are the model's first choice in new texts, and number of all."""
     generator = torch.Generator().manual_seed(seed)
     right = count = 0
     for _ in range(texts):
@@ -107,7 +107,7 @@ def train(steps: int = 2500, batch: int = 64, seed: int = 0) -> LanguageModel:
 
 
 def packed(model: LanguageModel) -> dict[str, dict[str, object]]:
-    """Weights by name: shape, scale and base64 of little-endian 16-bit integers, that times the scale are the weights."""
+    """Weights by name: shape, scale and base64 of little-endian 16-bit integers, to be multiplied by the scale."""
     made: dict[str, dict[str, object]] = {}
     for name, weight in model.state_dict().items():
         largest = weight.abs().max().item() or 1.0

@@ -15,13 +15,13 @@ from linattn.report.walkthrough import TITLES, ended, how, largest, lines, logit
 from linattn.report.words import percent
 
 ROW = 34
-CELL = 9  # of a strip: neighbouring channels share a cell, which shows the one farthest from 0
+CELL = 9  # size of a strip's cell, which shows the largest magnitude of neighbouring channels
 CHIP = 7.8  # mean width of a character
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of a drawing: its width, where strips begin, their cells, and the length of a bar of 100 %; ``below``: names stand above strips."""
+    """Sizes of a drawing: width, start and cells of strips, and length of a bar of 100 %; ``below``: strips are below their names."""
 
     width: int
     left: int
@@ -31,7 +31,7 @@ class Layout:
 
     @property
     def head(self) -> int:
-        """Height of a name above what it names."""
+        """Height of a name above its strip."""
         return 24 if self.below else 0
 
 

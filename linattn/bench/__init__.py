@@ -1,1 +1,1 @@
-"""Benchmarks of this library and others, in turns, in one process."""
+"""Benchmarks of this library and others, interleaved in one process."""

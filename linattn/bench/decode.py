@@ -1,7 +1,7 @@
 """Benchmark of decoding: the captured step alone and through ``generate``, beside the time to read weights and states.
 
-A model is built with random weights, which run as fast as trained ones. The floor of a row is the time in which this machine reads
-the weights once and reads and writes the state, at the speed of its own copies, measured in the same run.
+Models have random weights, which run as fast as trained ones. The floor of a row is the time to read the weights once and to read
+and write the state, at the machine's memory bandwidth measured in the same run.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def bandwidth(device: str) -> float:
 
 
 def weights(model: Any) -> int:
-    """Bytes of weights that a token reads: all of them, but a single row of the embedding."""
+    """Bytes of weights read per token: all, but only one row of the embedding."""
     lookup = model.get_input_embeddings().weight
     tied = model.get_output_embeddings().weight is lookup
     return sum(p.nbytes for p in model.parameters()) - (0 if tied else lookup.nbytes)
@@ -124,7 +124,7 @@ def greedy(logits: Tensor) -> Tensor:
 
 def per_token(run: Callable[[int], object], few: int, many: int, device: str) -> float:
     """Milliseconds per token of ``run(tokens)``, by the difference of two runs, which excludes the prompt."""
-    run(many)  # warms up
+    run(many)  # warm-up
     times: dict[int, list[float]] = {few: [], many: []}
     for _ in range(3):
         for count in (few, many):
@@ -226,7 +226,7 @@ MODELS: dict[str, Callable[[str, Size], Any]] = {"transformers": _transformers, 
 def same(mixer: str, device: str, dtype: torch.dtype, size: Size, rows: int, tokens: int) -> Row:
     """Compare tokens and states of the captured step with those of the uncaptured model.
 
-    The step reads the tokens that the uncaptured model chose, so that one different token does not change all later ones.
+    The step reads the tokens of the uncaptured model (teacher forcing), so that a different token does not change later ones.
     """
     model = build(mixer, size, device, dtype)
     with torch.inference_mode():
@@ -258,7 +258,7 @@ def same(mixer: str, device: str, dtype: torch.dtype, size: Size, rows: int, tok
 
 
 def kernels(model: Any, rows: int, most: int = 14) -> list[str]:
-    """Kernels of a captured step on a GPU: launches, microseconds in all, and names, the longest first."""
+    """Kernels of a captured step on a GPU: launches, total microseconds, and names, the longest first."""
     from torch.profiler import ProfilerActivity, profile
 
     step = step_ms(model, after(model, rows, 16), 10)[2]

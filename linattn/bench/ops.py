@@ -1,7 +1,7 @@
 """Command ``linattn bench ops``: the recurrence on this machine's CPU against pure PyTorch code in use today.
 
-Both sides of a comparison take turns in one process, so that other load affects both; a row holds the median of the
-ratios of neighbouring runs. Before it is timed each peer has to reproduce our numbers.
+Both sides of a comparison alternate in one process, so that other load affects both; a row has the median of the
+ratios of neighbouring runs. Before timing, each peer must reproduce our results.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from linattn.bench.files import command, file_for
 from linattn.bench.peers import Inputs, Peer, inputs
 
 LENGTHS = {"forward": (256, 512, 1024, 4096, 16384, 65536), "forward+backward": (256, 1024, 4096, 16384)}
-USUAL = 4096  # the length at which other shapes and one thread are measured too
+USUAL = 4096  # length also measured with other shapes and one thread
 SHAPES = ((8, 64), (4, 128))  # heads, head size
 LONG = (4096, 16384, 65536)
-ROUNDS, SECONDS = 9, 0.8  # limits of a comparison: whichever is reached first ends it after the current round
+ROUNDS, SECONDS = 9, 0.8  # limits of a comparison, checked after each round
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Row:
 def run(*, quick: bool = False, out: Path | None = None, only: Sequence[str] | None = None) -> None:
     """Measure, print a table, and write the figures to ``out`` (JSON) if given; ``only`` names peers, None: all, empty: none.
 
-    Until all is measured the rows so far are in a file beside ``out``, with ``.partial`` in its name.
+    Unfinished results are in a file beside ``out``, with ``.partial`` in its name.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -128,14 +128,14 @@ def compare(cell: Cell, rounds: int = ROUNDS) -> Row:
     before = torch.get_num_threads()
     torch.set_num_threads(cell.threads)
     try:
-        timed[0]()  # warm up ours before the peer is measured
+        timed[0]()  # warms up ours before the peer is measured
         pairs: list[tuple[float, float]] = []
         started = time.perf_counter()
         while len(pairs) < rounds + 1 and (not pairs or time.perf_counter() - started < SECONDS):
             pairs.append((timed[0](), timed[1]()))
     finally:
         torch.set_num_threads(before)
-    pairs = pairs[1:] or pairs  # the first round is warm-up, unless there was time for no other
+    pairs = pairs[1:] or pairs  # drops the first round as warm-up, if there are others
     ours, other = zip(*pairs, strict=True)
     ratio = statistics.median(b / a for a, b in pairs)
     usual = (cell.dtype, (cell.heads, cell.dim), cell.threads) == (peer.dtypes[0], SHAPES[0], before)
@@ -163,7 +163,7 @@ def _timer(run: Callable, x: Inputs, mode: str) -> Callable[[], float]:
                 run(x)
         else:
             y = run(x)
-            if not gradients:  # the first run is not counted
+            if not gradients:  # the first run is warm-up
                 gradients.append(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype))
             torch.autograd.grad(y, wanted, gradients[0], allow_unused=True)
         return time.perf_counter() - start
@@ -172,7 +172,7 @@ def _timer(run: Callable, x: Inputs, mode: str) -> Callable[[], float]:
 
 
 def check(cell: Cell) -> None:
-    """Raise ValueError if the two sides should compute the same and do not."""
+    """Raise ValueError if both sides should agree and do not."""
     if not cell.peer.same:
         return
     x = cell.inputs(200, gradients=False)

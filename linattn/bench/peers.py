@@ -1,4 +1,4 @@
-"""Peers: pure PyTorch code that CPU users have today, each beside our call for the same result.
+"""Peers: pure PyTorch code in use on CPUs today, with our equivalent call.
 
 A peer takes its ``inputs`` and returns [B, T, H, D] (the scans [B, T, D]).
 """
@@ -58,11 +58,11 @@ class Peer:
     load: Callable[[], Run]
     ours: Run
     targets: dict[tuple[str, int], float]
-    longest: dict[str, int] = field(default_factory=lambda: {"forward": 16384, "forward+backward": 4096})  # longer ones take minutes
+    longest: dict[str, int] = field(default_factory=lambda: {"forward": 16384, "forward+backward": 4096})  # longer sequences take minutes
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     inputs: Callable[..., Inputs] = inputs
-    same: bool = True  # it computes the same result as ours
-    forward: bool = False  # it is timed without a backward pass, ours as the mode says
+    same: bool = True  # computes the same result as ours
+    forward: bool = False  # timed without a backward pass; ours as in the mode
 
 
 def plain(x: Inputs, backend: Backend = "auto") -> Tensor:
@@ -100,7 +100,7 @@ def _straightforward(family: str, run: Run, ratio: float) -> Peer:
 
 
 def _against_softmax(family: str, ratio: float, ahead: int) -> Peer:
-    """Peer softmax attention; ``ahead`` is the length from which ours has to be faster."""
+    """Softmax attention; ``ahead`` is the length from which ours must be faster."""
     what = f"torch scaled_dot_product_attention (causal; ours: {family})"
     return Peer(f"softmax-{family}", what, _softmax, FAMILIES[family], {("forward", ahead): 1.0, ("forward", 4096): ratio}, same=False)
 
@@ -179,7 +179,7 @@ def _softmax() -> Run:
 
 
 def _products() -> Run:
-    """Four products of every chunk of 64 tokens, alone: scores, scores with values, keys with values, and queries with the state."""
+    """Only the four products of every chunk of 64 tokens: scores, scores with values, keys with values, and queries with the state."""
 
     def run(x: Inputs) -> Tensor:
         q, k, v = (x[name][0].reshape(-1, CHUNK, x[name].shape[-1]) for name in "qkv")
@@ -192,10 +192,10 @@ def _products() -> Run:
 
 @cache
 def all_peers() -> dict[str, Peer]:
-    """List all peers by name. Names hold versions: a comparison does not change when a package is upgraded."""
+    """List all peers by name. Names include versions, so that an upgrade does not change a comparison."""
     import transformers
 
-    logging.getLogger("transformers").setLevel(logging.ERROR)  # it warns that its fallback runs, which is measured on purpose
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # warns about its fallback, which is measured on purpose
     installed, half = transformers.__version__, (torch.bfloat16,)
     peers = [
         Peer("gated-delta", f"transformers {installed} torch_chunk_gated_delta_rule", _gated_delta, gated_delta,

@@ -1,6 +1,6 @@
 """Command ``linattn bench train --device cpu``: training steps of byte-level language models of 7 million parameters, beside transformers'.
 
-The models of one dtype take turns, a step each, so that other load affects all of them; reported are the
+Steps of the models of one dtype alternate, so that other load affects all of them; reported are the
 median of the tokens per second, and the median of the ratios to Llama's step of the same round. ``linattn, portable`` is the same
 model without the native kernels.
 """
@@ -33,10 +33,10 @@ MODELS = (
     ("transformers", "qwen3_next"),
     ("transformers", "mamba2"),
 )
-BASE = ("transformers", "llama")  # the row that all others are compared with
-FFN = {"gated_deltanet": 0.55, "qwen3_next": 0.89}  # times Llama's width of the feed-forward, so that all have as many parameters
+BASE = ("transformers", "llama")  # baseline of all rows
+FFN = {"gated_deltanet": 0.55, "qwen3_next": 0.89}  # feed-forward width relative to Llama's, for equal parameters
 DTYPES = (torch.float32, torch.bfloat16)  # of weights and activations
-SLOW = 20.0  # seconds from which on a step is not repeated
+SLOW = 20.0  # seconds above which a step is not repeated
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def build(library: str, name: str, size: Size) -> nn.Module:
             **common, **layers, **heads, **linear, head_dim=64, linear_key_head_dim=64, linear_value_head_dim=64,
             intermediate_size=inner, num_experts=0, layer_types=["linear_attention"] * size.layers,
         ),
-        # Its block has no feed-forward: twice as many make up the parameters.
+        # Its block has no feed-forward, so twice as many blocks have equal parameters.
         "mamba2": lambda: transformers.Mamba2Config(
             **common, num_hidden_layers=2 * size.layers, num_heads=size.dim // 32, head_dim=64, state_size=64, n_groups=1, chunk_size=64,
         ),
@@ -150,7 +150,7 @@ def build(library: str, name: str, size: Size) -> nn.Module:
 
 @contextmanager
 def without_kernels() -> Iterator[None]:
-    """Run everything in its portable form within the context, as without a compiler."""
+    """Context in which all operations run in their portable form, as without a compiler."""
     known, dispatch.BACKENDS = dispatch.BACKENDS, ("torch", "reference")
     try:
         yield

@@ -1,7 +1,7 @@
 """Command ``linattn bench vision``: image mixers against the resolution, 8 x 8 to 128 x 128 tokens, with softmax.
 
 A batch holds about as many tokens at every resolution, so that with linear growth the tokens per second are constant. At each
-resolution the mixers come one after the other, so that other load affects all of them.
+resolution the mixers alternate, so that other load affects all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from linattn.bench.gpu.timing import milliseconds
 KEY = ("mixer", "side", "mode")
 SIDES = (8, 16, 32, 64, 128)  # tokens in a row and in a column
 MIXERS = ("softmax", "focused", "agent", "mobile", "efficientvit", "slab")
-OPTIONS = {"softmax": {"rotated": 0}}  # no positions, as in a vision transformer
+OPTIONS = {"softmax": {"rotated": 0}}  # no rotary positions, as in a vision transformer
 MODES = ("forward", "forward+backward")
 # Width of the mixers, tokens of a batch unless one image has more, dtype, and seconds for a figure.
 SETTINGS = {"cpu": (64, 1 << 12, torch.float32, 1.0), "cuda": (512, 1 << 17, torch.bfloat16, 0.3)}

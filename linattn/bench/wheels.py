@@ -43,7 +43,7 @@ def path(requirement: str, into: Path | None = None) -> Path:
 
 
 def _fetch(requirement: str, place: Path) -> None:
-    """Download and unpack beside ``place``, then rename, so that an incomplete folder is never seen."""
+    """Download and unpack beside ``place``, then rename, so that ``place`` is never incomplete."""
     with tempfile.TemporaryDirectory(dir=place.parent) as aside:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         done = subprocess.run([*command, "--only-binary=:all:", "--dest", aside, requirement], capture_output=True, text=True, check=False)
@@ -59,7 +59,7 @@ def _fetch(requirement: str, place: Path) -> None:
 def functions(file: Path, *names: str) -> list[Callable]:
     """Extract top-level functions of one file, without its decorators and without the package around it.
 
-    For a version of a library other than the installed one: its modules could not be imported under their own names.
+    For another version of an installed library, whose modules could not be imported under their names.
     """
     wanted = set(names)
     tree = ast.parse(file.read_text(encoding="utf-8"))

@@ -19,9 +19,9 @@ from linattn.models import ImageConfig, ImageModel
 from linattn.report.words import figure, percent
 
 PATCH, SHIFT = 2, 1  # pixels: side of a token, and largest shift of a training image
-REPEATS = 5  # of the measured pass
+REPEATS = 5  # repetitions of the measured pass
 TOKENS = (SIZE // PATCH) ** 2
-OPTIONS = {  # the default 49 agents and 128 slots are more than the 16 tokens
+OPTIONS = {  # the default 49 agents and 128 slots exceed the 16 tokens
     "agent": {"agents": 4},
     "linformer": {"length": TOKENS, "slots": TOKENS // 2},
 }
@@ -83,7 +83,7 @@ class DigitsTask:
             begin = time.perf_counter()
             model(images)
             taken.append(time.perf_counter() - begin)
-        return {"images_per_second": len(images) / statistics.median(taken[1:])}  # the first warms up
+        return {"images_per_second": len(images) / statistics.median(taken[1:])}  # the first is warm-up
 
 
 TASK = DigitsTask()

@@ -1,4 +1,4 @@
-"""Time of a model to read a prompt and to write a token, and the size of its state."""
+"""Prefill and decoding times of a model, and the size of its state."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from linattn.experiment.study import LeftOut
 from linattn.state import State
 
 DECODED = 16  # tokens of a round of decoding
-ROUNDS = 3  # of decoding at each context
-REPEATS = 3  # of a prefill
-ENOUGH = 1.5  # seconds of repeated prefills after which there are no more
+ROUNDS = 3  # rounds of decoding at each context
+REPEATS = 3  # repetitions of a prefill
+ENOUGH = 1.5  # seconds after which a prefill is not repeated
 
 
 @torch.inference_mode()
 def at_context(model: nn.Module, ids: Tensor) -> dict:
-    """Read ``ids`` [1, T], then write tokens from the state it leaves, greedily.
+    """Read ``ids`` [1, T], then decode greedily from the state.
 
     Returns:
         ``context`` (T), ``prefill_ms`` (median) and ``decode_ms`` (the least median of the rounds), both after a warm-up, and
         ``state_bytes`` (after the prefill).
 
     Raises:
-        LeftOut: there was not enough memory.
+        LeftOut: if memory does not suffice.
     """
     try:
         prefill, (logits, state) = _prefill(model, ids)
@@ -40,7 +40,7 @@ def at_context(model: nn.Module, ids: Tensor) -> dict:
 
 
 def expected_seconds(measured: list[dict], context: int) -> float:
-    """Expected seconds of a prefill of ``context`` tokens, from the last measured one, if time grows with the square."""
+    """Expected seconds of a prefill of ``context`` tokens, quadratically extrapolated from the last measured one."""
     return 0.0 if not measured else 1e-3 * measured[-1]["prefill_ms"] * (context / measured[-1]["context"]) ** 2
 
 
@@ -56,11 +56,11 @@ def _prefill(model: nn.Module, ids: Tensor) -> tuple[float, tuple]:
 
 
 def _decode(model: nn.Module, token: Tensor, state: State) -> float:
-    """Least median seconds of a token [1, 1] over rounds after ``state``: another process that runs during a round does not count."""
+    """Minimum over rounds of the median seconds of a token [1, 1] after ``state``, to exclude rounds disturbed by other processes."""
     taken = []
     for _ in range(ROUNDS * DECODED + 2):
         begin = time.perf_counter()
         logits, state = model(token, state, return_state=True)
         token = logits[:, -1:].argmax(-1)
         taken.append(time.perf_counter() - begin)
-    return min(statistics.median(taken[i : i + DECODED]) for i in range(2, len(taken), DECODED))  # the first two warm up
+    return min(statistics.median(taken[i : i + DECODED]) for i in range(2, len(taken), DECODED))  # the first two are warm-up

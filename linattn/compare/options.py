@@ -12,7 +12,7 @@ from linattn.arguments import check_distinct, check_fields, command_line, option
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """Options of a comparison. The first of ``mixers`` has the usual feed-forward; the width of the others' makes the parameters equal.
+    """Options of a comparison. The first of ``mixers`` has the default feed-forward; the others' widths give equal parameters.
 
     Args:
         mixers: registered causal sequence mixers, each once, with options as in ``softmax:conv_width=4``.
@@ -24,12 +24,12 @@ class CompareOptions:
         seed: the first seed of weights, order of the data and samples.
         seeds: models of each mixer, with the seeds ``seed``, ``seed`` + 1, ...
         out: folder of report.json, report.html and models/.
-        learning_rate: peak rates: numbers, for every mixer, or strings ``"mixer=rate"``, for one. A mixer is trained at each of its rates
-            and keeps the best mean over the seeds. A mixer without one has what ``linattn.compare.rates.chosen`` gives.
+        learning_rate: peak rates: numbers, for every mixer, or strings ``"mixer=rate"``, for one. A mixer is trained at each of its rates;
+            the best mean over the seeds is kept. Without one the rate is ``linattn.compare.rates.chosen``.
         train_context: tokens of a training sequence.
         batch_size: sequences of a step.
         sample_tokens: tokens of the sample continuation.
-        patience: longest expected time of one measurement, in seconds; longer ones are left out, with a note in the report.
+        patience: longest expected time of one measurement, in seconds; longer ones are skipped, with a note in the report.
         quick: whether the options are based on :data:`QUICK`, so that the report can name its command.
     """
 

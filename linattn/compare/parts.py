@@ -1,4 +1,4 @@
-"""Parts of a mixer beside its rule for the state: short convolution, gates, positions, norms. Measured on random tokens."""
+"""Parts of a mixer beside its state update: short convolution, gates, positions, norms; detected on random tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from linattn.mixers import CallContext, Mixer
 from linattn.mixers.base import Recurrence
 from linattn.mixers.parts import ShortConvolution
 
-TOKENS = 256  # more than the window of any mixer's default
+TOKENS = 256  # more than any mixer's default window
 
 
 @torch.no_grad()
@@ -20,7 +20,7 @@ def parts(mixer: Mixer, dim: int) -> dict[str, Any]:
 
     Returns:
         ``grows``: whether the state grows with the tokens. ``conv_width``: tokens of the short convolution, 0 for none. ``norm``:
-        whether the mixer has a norm of its own. And, None for a mixer that has no queries, keys and values: ``decay``: "none",
+        whether the mixer has its own norm. None for a mixer without queries, keys and values: ``decay``: "none",
         "constant", "head" or "channel", the last two from the token;
         ``erases``: whether a write removes what its key reads; ``gate``: whether the token scales the output; ``positions``: whether
         keys depend on their position.
@@ -61,6 +61,6 @@ def _gated(mixer: Mixer, o: Tensor, x: Tensor) -> bool:
 
 
 def _positioned(mixer: Mixer, x: Tensor) -> bool:
-    """True if one token, repeated, has another key at each position, short convolutions left out."""
+    """True if a repeated token has a different key at each position, short convolutions excluded."""
     keys = _projected(mixer, x[:, :1].expand_as(x))[0].k[0, TOKENS // 2 :]
     return not torch.allclose(keys, keys[:1].expand_as(keys), rtol=1e-4, atol=1e-6)

@@ -9,7 +9,7 @@ from typing import Any
 
 from linattn.experiment.study import mean_and_spread
 
-USUAL = 4e-3  # of a mixer that the sweep does not have
+USUAL = 4e-3  # rate of mixers that are not in the sweep
 
 
 SWEEP = Path(__file__).with_name("learning_rates.json")  # a copy of benchmarks/results/learning-rates.json
@@ -22,7 +22,7 @@ def sweep() -> dict[str, Any]:
 
 
 def swept(mixer: str) -> list[dict[str, Any]]:
-    """Validation bits per byte of ``mixer`` at each learning rate of the sweep, ascending; empty if the sweep does not have the mixer."""
+    """Validation bits per byte of ``mixer`` at each learning rate of the sweep, ascending; empty if the mixer is not in the sweep."""
     return tried([row for row in sweep().get("rows", []) if row["mixer"] == mixer])
 
 
@@ -33,10 +33,10 @@ def tried(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def chosen(mixer: str) -> float:
-    """The learning rate at which ``mixer`` validates best in the sweep; :data:`USUAL` if the sweep does not have the mixer."""
+    """The learning rate at which ``mixer`` validates best in the sweep; :data:`USUAL` if the mixer is not in the sweep."""
     return best(found) if (found := swept(mixer)) else USUAL
 
 
 def best(found: list[dict[str, Any]]) -> float:
-    """The learning rate of the fewest bits per byte."""
+    """The learning rate with the fewest bits per byte."""
     return min(found, key=lambda one: one["validation_bits_per_byte"])["learning_rate"]

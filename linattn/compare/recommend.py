@@ -22,11 +22,11 @@ from linattn.models.recommend import padded
 from linattn.models.stack import sequence_misfit
 from linattn.report.words import figure, percent
 
-AT = 10  # ranks that count as found
+AT = 10  # ranks that count as hits
 LENGTH = 50  # items of a history that a model reads, the latest ones
 LEAST = 3  # items of a history with a test item: one for training, one for validation, one for the test
-REPEATS = 3  # of the measured pass
-DROPOUT = 0.2  # logs are small, and models would memorise them
+REPEATS = 3  # repetitions of the measured pass
+DROPOUT = 0.2  # against memorisation of small logs
 _OURS = ("linrec", "softmax", "gla")
 
 
@@ -56,7 +56,7 @@ class RecommendTask:
     @cached_property
     def data(self) -> Split:
         """The log, split."""
-        with torch.device("cpu"):  # the first access may come from a model that is sized on the meta device
+        with torch.device("cpu"):  # the first access may be under the meta device, while a model is sized
             return self._split()
 
     def _split(self) -> Split:
@@ -102,7 +102,7 @@ class RecommendTask:
             begin = time.perf_counter()
             self.evaluate(model)
             taken.append(time.perf_counter() - begin)
-        return {"users_per_second": len(self.data.asked) / statistics.median(taken[1:])}  # the first warms up
+        return {"users_per_second": len(self.data.asked) / statistics.median(taken[1:])}  # the first is warm-up
 
 
 class Split:
@@ -151,7 +151,7 @@ def _stretch(history: Tensor, generator: torch.Generator) -> Tensor:
 def next_item_loss(model: RecommendModel, histories: list[Tensor]) -> Tensor:
     """Cross entropy of the next item over all items: after each of ``histories`` where the model is causal, else at a place in each.
 
-    In a bidirectional model every item sees all others, so a history is cut off before the item to predict.
+    Histories of bidirectional models are cut before the item to predict, since every item sees all others.
     """
     if not model.config.causal:
         cuts = [int(torch.randint(1, len(history), ())) for history in histories]
@@ -172,12 +172,12 @@ def ranks(model: RecommendModel, histories: list[Tensor], wanted: Tensor) -> Ten
 
 
 def rank(scores: Tensor, wanted: Tensor) -> Tensor:
-    """Rank, from 1, of items ``wanted`` [B] by ``scores`` [B, items]; the worst of equal scores, and NaN behind all."""
+    """Rank, from 1, of items ``wanted`` [B] by ``scores`` [B, items]; pessimistic for ties, with NaN last."""
     return scores.shape[1] - (scores < scores.gather(1, wanted[:, None])).sum(1)
 
 
 def figures_of(ranks: Tensor) -> dict[str, float]:
-    """HR@10 and NDCG@10 of ranks [B] from 1, one item being right each time."""
+    """HR@10 and NDCG@10 of ranks [B] from 1, with one relevant item each."""
     found = ranks <= AT
     gains = torch.where(found, 1 / (ranks.double() + 1).log2(), 0.0)
     return {"hr": found.double().mean().item(), "ndcg": gains.mean().item()}

@@ -1,4 +1,4 @@
-"""Tasks from sequence to sequence: writing letters backwards or sorted, tested at lengths that were not trained."""
+"""Sequence-to-sequence tasks: reversing or sorting letters, tested at other lengths than in training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from linattn.report.words import figure, percent
 LETTERS = 12  # tokens 1 to 12; 0 ends a sequence
 LEARNED = (3, 4, 5, 6, 8, 9, 10, 12)  # lengths in training
 BETWEEN, BEYOND = (7, 11), (13, 14)  # lengths in the test
-PLACES = 20  # positions of a model, more than any sequence has tokens
+PLACES = 20  # positions of a model, more than the longest sequence
 ASKED = 128  # test sequences of each length
 _OURS = ("softmax", "cosformer", "linear_transformer")
 Pairs = list[tuple[Tensor, Tensor]]  # sources [B, n] and targets [B, n + 1], whose last token is the stop; one length each
@@ -52,7 +52,7 @@ class SequenceTask:
 
     @cached_property
     def asked(self) -> dict[str, Pairs]:
-        """The test sequences, by the figure that they count for; always the same."""
+        """Fixed test sequences, by figure."""
         with torch.device("cpu"):
             generator = torch.Generator().manual_seed(0)
             lengths = {"between": BETWEEN, "beyond": BEYOND}
@@ -102,7 +102,7 @@ def decoders() -> list[str]:
 
 
 def roles(mixer: str) -> dict[str, Any]:
-    """Encoder, decoder and cross of one ``mixer``: where it has no form that looks at a context, softmax does."""
+    """Encoder, decoder and cross mixer for ``mixer``; softmax if it has no cross-attention form."""
     cross = f"cross_{mixer}"
     return {"encoder": mixer, "decoder": mixer, "cross": cross if cross in mixers.available() else "cross_softmax"}
 
@@ -114,17 +114,17 @@ def target_loss(model: Seq2SeqModel, source: Tensor, mask: Tensor | None, target
 
 
 def written_per_second(model: Seq2SeqModel, source: Tensor, mask: Tensor | None, repeats: int = 3) -> float:
-    """Tokens that are written in a second, the stop tokens among them, all rows at once."""
+    """Decoded tokens per second of all rows in one batch, including stop tokens."""
     taken, count = [], 0
     for _ in range(repeats + 1):
         begin = time.perf_counter()
         count = sum(len(row) + 1 for row in model.decode(source, mask))
         taken.append(time.perf_counter() - begin)
-    return count / statistics.median(taken[1:])  # the first warms up
+    return count / statistics.median(taken[1:])  # the first is warm-up
 
 
 def _right(model: Seq2SeqModel, pairs: Pairs) -> float:
-    """Share of sources whose target is written without error."""
+    """Share of sources whose target is decoded without error."""
     right = [torch.equal(row, wanted[:-1]) for source, target in pairs for row, wanted in zip(model.decode(source), target, strict=True)]
     return sum(right) / len(right)
 

@@ -27,7 +27,7 @@ from linattn.models.memory import TRAINED, require, stack_parameters
 from linattn.report.folder import SCHEMA, VERSION, Folder, write_text
 from linattn.report.machine import machine
 
-EVALUATIONS = 10  # of each model while it learns
+EVALUATIONS = 10  # evaluations during the training of each model
 
 
 def compare(options: TaskOptions, *, progress: bool = False) -> dict:
@@ -41,7 +41,7 @@ def compare(options: TaskOptions, *, progress: bool = False) -> dict:
         The content of ``report.json``.
 
     Raises:
-        ValueError: a mixer or size that cannot be compared, a training that diverged, or a folder that holds something else or to which
+        ValueError: a mixer or size that cannot be compared, a training that diverged, or a folder with other files or to which
             another process is writing.
         ModuleNotFoundError: the package with the task's data is not installed.
     """
@@ -160,7 +160,7 @@ def _recipe(task: Task, options: TaskOptions) -> Recipe:
     one = replace(recipe, layers=1)
     sizes = {
         name: _parameters(task, one, name, 1) for name in task.mixers()
-    }  # the largest comes first, because it sets the sizes of the others
+    }  # the largest comes first, since it determines the sizes of the others
     return replace(recipe, mixers=tuple(sorted(sizes, key=lambda name: (-sizes[name], name))))
 
 
@@ -192,6 +192,6 @@ def learn(task: Task, recipe: Recipe, model: nn.Module, seed: int) -> Iterator[d
 
 @contextmanager
 def _own_generator() -> Iterator[None]:
-    """Leave the caller's random generator as it was."""
+    """Context that restores the caller's random generator."""
     with torch.random.fork_rng(devices=[]):
         yield

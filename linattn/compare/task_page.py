@@ -24,7 +24,7 @@ def page(report: dict, task: Task) -> str:
 
 
 def charts(rows: Sequence[Row], task: Task) -> list[Chart]:
-    """The first figure while the models learn, over steps and over seconds, and all figures at the end."""
+    """Plots of the first figure in training, over steps and seconds, and of all final figures."""
     learning = [
         _learning(rows, task, "step", Both("steps", "步数")),
         _learning(rows, task, "seconds", Both("seconds of training", "训练时间（秒）")),
@@ -51,7 +51,7 @@ def cells(row: dict, task: Task) -> list[str]:
 
 
 def reference_cells(told: dict[str, float], task: Task) -> list[str]:
-    """Cells of the row of a baseline that is no model."""
+    """Cells of the row of a baseline without a model."""
     return ["–", *(f.write(told[f.key]) if f.key in told else "–" for f in task.figures), "–"]
 
 

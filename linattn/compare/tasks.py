@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from linattn.arguments import check_distinct, check_fields, command_line, option
 
-if TYPE_CHECKING:  # the command line reads the names of the tasks from here
+if TYPE_CHECKING:  # not imported for the command line, which reads the names of tasks here
     from torch import Tensor, nn
 
     from linattn.experiment.study import Column
 
-TASKS = {  # module, and what it is called there if not TASK
+TASKS = {  # module, and the name in it if not TASK
     "digits": "linattn.compare.digits",
     "recommend": "linattn.compare.recommend",
     "reverse": "linattn.compare.sequences",
@@ -30,7 +30,7 @@ ALL = ("all",)  # in place of names: every mixer that fits the task
 
 
 class Savable(Protocol):
-    """A model that can be saved to a folder."""
+    """Protocol of models that can be saved to a folder."""
 
     def save(self, folder: Path, /) -> None: ...
 
@@ -124,7 +124,7 @@ def on_data(name: str, task: Task, data: Path | None) -> Task:
     """Return ``task``, called ``name``, with the data in the file ``data``; None: with its own data.
 
     Raises:
-        ValueError: for a task that has its own data only.
+        ValueError: for a task that has only its own data.
     """
     if data is None:
         return task
@@ -135,17 +135,17 @@ def on_data(name: str, task: Task, data: Path | None) -> Task:
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """Options of a comparison on a task; for None the task chooses.
+    """Options of a comparison on a task; None is the task's default.
 
     Args:
         task: one of :data:`TASKS`.
-        mixers: names, each once, or :data:`ALL`, the largest first. The first has the usual feed-forward; the width of the others'
-            makes the parameters equal.
+        mixers: names, each once, or :data:`ALL`, the largest first. The first has the default feed-forward; the others' widths
+            give equal parameters.
         steps, dim, layers, seeds: as in :class:`Recipe`.
         seed: the first seed; the others follow it.
         out: folder of report.json, report.html and models/.
-        quick: use the task's quick recipe, which tests that everything works.
-        data: a file to learn from, for tasks that can; None: the task's own.
+        quick: use the task's quick recipe, a smoke test.
+        data: file with the data, for tasks that support one; None: the task's own.
     """
 
     task: str

@@ -35,10 +35,10 @@ from linattn.report.progress import Progress
 from linattn.reproduce.variants import parse
 from linattn.train import TrainOptions, TrainResult, load_run, train
 
-TEMPERATURE = 0.7  # of the sample continuations
-PROMPT, PROMPTS = 48, 8  # characters of a prompt, and prompts that are tried
-TEXT = 0.5  # share of a continuation's characters that must be visible for it to count as text
-EVALUATIONS = 10  # of each model while it learns
+TEMPERATURE = 0.7  # temperature of the sample continuations
+PROMPT, PROMPTS = 48, 8  # characters of a prompt, and number of candidates
+TEXT = 0.5  # minimum share of visible characters of a continuation
+EVALUATIONS = 10  # evaluations during the training of each model
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def run(options: CompareOptions, *, progress: bool) -> dict:
     """Compare on text; see :func:`linattn.report.compare`."""
     folder = Folder(options.out)
     text = corpus(options.text)
-    PackedTokens(text.train, options.train_context, samples=1)  # both refuse a text that is too short
+    PackedTokens(text.train, options.train_context, samples=1)  # both raise for a text that is too short
     Windows(text.validation, options.train_context, 1)
     for name in options.mixers:
         tokens = options.batch_size * options.train_context
@@ -97,7 +97,7 @@ def run(options: CompareOptions, *, progress: bool) -> dict:
 
 
 def _head(options: CompareOptions, text: Corpus) -> dict:
-    """The report before anything is measured."""
+    """Report without measurements."""
     asked = asdict(options)
     asked["out"] = str(options.out)
     return {
@@ -132,7 +132,7 @@ def _config(options: CompareOptions, mixer: str, vocab_size: int, ffn_dim: int |
 
 
 def sizes(options: CompareOptions, vocab_size: int) -> dict[str, Size]:
-    """Feed-forward widths for equal parameters, from models that are built without memory."""
+    """Feed-forward widths for equal parameters, from models on the meta device."""
 
     def count(name: str, ffn_dim: int | None) -> int:
         return parameters(lambda: LanguageModel(_config(options, name, vocab_size, ffn_dim)))
@@ -188,7 +188,7 @@ def _trial(options: CompareOptions, mixer: str, size: Size, rate: float, seed: i
 
 
 def _folder_name(mixer: str, seed: int, first: int | None = None) -> str:
-    """Name of a model's folder; that of the ``first`` seed is the mixer's name alone."""
+    """Name of a model's folder; for the ``first`` seed it is the mixer's name."""
     name = "".join(c if c.isalnum() or c in "_." else "-" for c in mixer)
     return name if seed == first else f"{name}-seed-{seed}"
 
@@ -217,7 +217,7 @@ def train_options(options: CompareOptions, mixer: str, ffn_dim: int, rate: float
 
 
 def _measure(options: CompareOptions, models: dict[str, Trained], text: Corpus, bar: Progress) -> None:
-    """Fill in ``contexts`` and ``left_out``; the mixers take turns at each context, so that a busy moment hits all alike."""
+    """Fill in ``contexts`` and ``left_out``; mixers alternate at each context, so that other load affects all."""
     turns = [(context, name) for context in sorted(set(options.contexts)) for name in models]
     for context, name in bar.measurements(turns):
         row = models[name].row
@@ -231,9 +231,9 @@ def _measure(options: CompareOptions, models: dict[str, Trained], text: Corpus, 
 
 
 def _sample(options: CompareOptions, models: dict[str, Trained], text: Corpus, report: dict) -> None:
-    """Continue one prompt with each model and one seed: the first of the prompts that every model continues with text.
+    """Continue one prompt with each model and one seed: the first prompt that every model continues with text.
 
-    If there is none, it is the one whose worst continuation has the most visible characters.
+    If there is none, the prompt whose worst continuation has the most visible characters.
     """
     found: list[tuple[float, str, list[str]]] = []
     for prompt in _prompts(text):
@@ -259,7 +259,7 @@ def _visible(sample: str) -> float:
 
 
 def _prompts(text: Corpus) -> list[str]:
-    """The beginnings of the first whole paragraphs of the validation text, or of its first whole line, or of it all."""
+    """Beginnings of the first whole paragraphs of the validation text, or else of its first whole line, or of the text."""
     start = text.decode(text.validation[:4096].tolist())
     for border in ("\n\n", "\n"):
         _, found, rest = start.partition(border)
@@ -277,5 +277,5 @@ def _caches(options: CompareOptions) -> list[dict]:
 
 
 def _some(tokens: np.ndarray, count: int) -> Tensor:
-    """The first ``count`` of ``tokens`` [n], from the beginning again where they end: [count] int64."""
+    """The first ``count`` of ``tokens`` [n], repeated cyclically: [count] int64."""
     return torch.from_numpy(tokens[np.arange(count) % len(tokens)].astype(np.int64))

@@ -1,4 +1,4 @@
-"""Plots of a comparison on text, each with a description and its result in a sentence."""
+"""Plots of a comparison on text, each with a description and a sentence on its result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from linattn.reproduce.variants import label
 
 @dataclass(frozen=True)
 class Quantity:
-    """Quantity measured at each context: its key in the report, and how it is drawn and said."""
+    """Quantity measured at each context: its key in the report, and its format in plots and sentences."""
 
     key: str
     title: Both
@@ -134,7 +134,7 @@ def _learning(report: dict, over: str, heading: Heading, found: Both, axis: Both
 
 
 def _ends(series: list[Series], say: Callable[[float], str]) -> Both:
-    """A sentence on the values at the longest context that several were measured at."""
+    """Sentence on the values at the longest context measured for several mixers."""
     reached = sorted({p[0] for s in series for p in s.points})
     at = next((c for c in reversed(reached) if sum(c in dict(s.points) for s in series) > 1), reached[-1])
     values = sorted((dict(s.points)[at], s.name) for s in series if at in dict(s.points))
@@ -153,9 +153,8 @@ def _curve(mixer: dict) -> list[dict]:
 
 
 def _first_tenth(report: dict) -> float:
-    """The largest loss still drawn, so that the fall from 8 bits hides nothing.
-
-    It is the worst at the first evaluation after a tenth of the steps, or a model's last.
+    """Upper limit of the plotted loss, which cuts off the initial fall from 8 bits.
+    It is the worst loss at the first evaluation after a tenth of the steps, or a model's last.
     """
     after = report["options"]["steps"] / 10
     curves = [_curve(m) for m in report["mixers"]]

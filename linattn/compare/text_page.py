@@ -118,7 +118,7 @@ def _yes(value: bool | None) -> Words:
 
 
 def _rates(report: dict) -> str:
-    """Bits per byte at every learning rate from which the mixers' own were chosen; empty where none was chosen from several."""
+    """Table of bits per byte at every candidate learning rate; empty if there was no choice."""
     found = {m["name"]: _tried(m) for m in report["mixers"]}
     rates = sorted({one["learning_rate"] for tried in found.values() for one in tried})
     if len(rates) < 2:
@@ -147,7 +147,7 @@ def _rates(report: dict) -> str:
 
 
 def _tried(mixer: dict) -> list[dict]:
-    """Results of ``mixer`` at the learning rates that it was chosen from, in this comparison or in the sweep."""
+    """Results of ``mixer`` at its candidate learning rates, in this comparison or in the sweep."""
     training = mixer["training"]
     if training["learning_rate_from"] != "sweep":
         return training["tried"]

@@ -1,4 +1,4 @@
-"""The task of translating: character by character, of the Debian handbook's English into Chinese or of any file of pairs."""
+"""Task of translation by characters, of the Debian handbook's English into Chinese or of any file of pairs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from linattn.experiment.study import Column
 from linattn.models import Seq2SeqConfig, Seq2SeqModel
 from linattn.report.words import figure
 
-LONGEST = 96  # characters of a source and of a target: longer pairs are left out
-TEST = 20  # every twentieth pair, in a mixed order, is not learned from
-ASKED = 256  # of those at most are looked at
-UNKNOWN = 1  # the character that was not met in what is learned from; 0 is padding and the end
+LONGEST = 96  # characters of a source and of a target: longer pairs are skipped
+TEST = 20  # every twentieth pair, in a shuffled order, is for the test
+ASKED = 256  # largest number of test pairs
+UNKNOWN = 1  # character that is not in the training data; 0 is padding and the end
 
 
 class TranslateTask:
@@ -93,7 +93,7 @@ class TranslateTask:
 
 
 class Split:
-    """Short pairs to learn from and to be tested on, and the characters of either language that are learned from."""
+    """Short pairs for training and test, and the characters of both languages in the training data."""
 
     def __init__(self, read: Pairs) -> None:
         self.read = read
@@ -107,7 +107,7 @@ class Split:
         self.ratio = sum(len(target) for _, target in self.train) / sum(len(source) for source, _ in self.train)
 
     def tensors(self, pairs: Sequence[tuple[str, str]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Sources [B, Ts] and which are real; targets [B, Tt], the end included, and which are real."""
+        """Sources [B, Ts] with their mask; targets [B, Tt], including the end, with their mask."""
         source, mask = _numbers([[self.source.get(c, UNKNOWN) for c in s] for s, _ in pairs])
         return source, mask, *_numbers([[*(self.target.get(c, UNKNOWN) for c in t), 0] for _, t in pairs])
 

@@ -11,13 +11,13 @@ from typing import Protocol, Self
 
 from linattn.arguments import described, typed
 
-TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"  # beside a model
-CODEC, BYTES = "linattn_codec", "bytes"  # entry in a tokenizer's settings that says that its tokens are ByteCodec's
+TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"  # files beside a model
+CODEC, BYTES = "linattn_codec", "bytes"  # entry of tokenizer settings that marks ByteCodec's tokens
 REPLACEMENT = "\ufffd"  # the decoded form of an incomplete character
 
 
 class Stream(Protocol):
-    """Decoder of tokens one by one; a character is returned once its last token has been pushed."""
+    """Decoder of tokens one by one; a character is returned with its last token."""
 
     def push(self, token: int) -> str:
         """Decode ``token``: the text that it completes, often one character, sometimes none."""
@@ -135,7 +135,7 @@ def codec_of(folder: Path, vocab_size: int) -> Codec:
 
 
 class _TokenizerStream:
-    """Decoder of the last few tokens together with a few returned ones before them, so that spaces come out as in the whole text."""
+    """Decoder of the last few tokens with a few earlier ones as context, so that spaces are those of the whole text."""
 
     def __init__(self, codec: TokenizerCodec) -> None:
         self._codec = codec
@@ -145,7 +145,7 @@ class _TokenizerStream:
     def push(self, token: int) -> str:
         self._waiting.append(token)
         text = self._text()
-        if text.endswith(REPLACEMENT) and len(self._waiting) < 16:  # an incomplete character, which never has 16 tokens
+        if text.endswith(REPLACEMENT) and len(self._waiting) < 16:  # incomplete character, always below 16 tokens
             return ""
         self._written, self._waiting = self._waiting, []
         return text

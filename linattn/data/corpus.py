@@ -80,7 +80,7 @@ def corpus(paths: Sequence[str | os.PathLike[str]] | None = None, tokenizer: str
 
 
 def cache_folder() -> Path:
-    """Folder in which linattn keeps files that it can make again."""
+    """Cache folder of linattn, whose files can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "linattn"
 
 
@@ -109,7 +109,7 @@ def _pack(folder: Path, text: bytes, codec: Codec) -> None:
             about = _write_splits(aside, text, codec)
             (aside / "corpus.json").write_text(json.dumps(about))
     except OSError as error:
-        if _open(folder) is not None:  # another process was quicker
+        if _open(folder) is not None:  # another process was first
             return
         raise OSError(f"the tokens cannot be kept in {folder.parent}: {error}; set XDG_CACHE_HOME to a folder with free space") from error
 

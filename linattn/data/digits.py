@@ -1,4 +1,4 @@
-"""Handwritten digits, 1,797 images of 8 x 8 pixels, as they come with scikit-learn."""
+"""Handwritten digits, 1,797 images of 8 x 8 pixels, from scikit-learn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from linattn.data.packed import permuted
 
 CLASSES, SIZE = 10, 8
-_TEST = 5  # every fifth image in a mixed order is for the test
+_TEST = 5  # every fifth image, in a shuffled order, is for the test
 
 
 @dataclass(frozen=True)

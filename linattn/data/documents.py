@@ -1,4 +1,4 @@
-"""Documents of text files, JSON lines and Parquet tables, one after the other, without holding a file in memory."""
+"""Documents of text files, JSON lines and Parquet tables, streamed, without holding a file in memory."""
 
 from __future__ import annotations
 

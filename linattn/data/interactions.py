@@ -1,4 +1,4 @@
-"""Interactions of users with items, read from a CSV file or drawn from a Markov chain, for which the best possible forecast is known."""
+"""Interactions of users with items, read from a CSV file or drawn from a Markov chain, whose optimal forecast is known."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read_interactions(path: str | os.PathLike[str]) -> Interactions:
 
     The first line that is not blank may name the columns, in any order and among others; without such a line there are these three. A
     time is a number, whole ones of any size kept exactly, or a date by ISO 8601; interactions at the same time keep their order. Rows
-    of any other form are left out and counted.
+    of any other form are skipped and counted.
 
     Raises:
         OSError: if the file cannot be read.
@@ -112,7 +112,7 @@ def _parsed(cells: list[str] | None, places: tuple[int, int, int], width: int) -
 
 def _seconds(text: str) -> int | float:
     """Parse a number, or convert a date to seconds since 1970 (UTC if it names no time zone); NaN for anything else."""
-    for number in (int, float):  # nanoseconds since 1970 have more digits than a float
+    for number in (int, float):  # nanoseconds since 1970 exceed a float's precision
         try:
             return number(text)
         except ValueError:

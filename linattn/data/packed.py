@@ -19,7 +19,7 @@ class PackedTokens(Dataset):
     """Windows of ``context`` tokens in a random order that is computed, not stored.
 
     Sample i belongs to pass i // windows over the text. Each pass has its own offset below ``context`` and its own order of
-    the windows. Continuing at step n therefore takes constant time.
+    the windows. Resuming at step n therefore takes constant time.
     """
 
     def __init__(self, tokens: np.ndarray | Shards, context: int, *, seed: int = 0, samples: int, isolated: bool = True) -> None:
@@ -29,7 +29,7 @@ class PackedTokens(Dataset):
             context: tokens of one sample.
             seed: seed of the order.
             samples: length of the dataset; with more samples than windows the text is read more than once.
-            isolated: shards give the places where documents begin, so that nothing crosses their borders.
+            isolated: shards also give the starts of documents, so that nothing crosses their borders.
         """
         if not isinstance(tokens, Shards) and (not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu"):
             raise TypeError(f"tokens must be a one-dimensional array of integers, but came as {described(tokens)}")
@@ -38,7 +38,7 @@ class PackedTokens(Dataset):
         if len(tokens) < context:
             raise ValueError(f"the text has {len(tokens)} tokens, fewer than the context of {context}")
         self.tokens, self.context, self.seed, self.samples, self.isolated = tokens, context, seed, samples, isolated
-        self.windows = max(1, (len(tokens) - context + 1) // context)  # that fit behind the largest offset
+        self.windows = max(1, (len(tokens) - context + 1) // context)  # windows that fit after the largest offset
 
     def __len__(self) -> int:
         return self.samples
@@ -99,7 +99,7 @@ def collate(samples: Sequence[dict[str, Tensor]], multiple: int = 1) -> dict[str
 
 
 def permuted(i: int, n: int, key: int) -> int:
-    """Image of ``i`` under the permutation of range(n) that ``key`` selects.
+    """Image of ``i`` under the pseudo-random permutation of range(n) selected by ``key``.
 
     Four rounds of a Feistel network over the next even number of bits; values outside range(n) are permuted again.
     """
@@ -115,7 +115,7 @@ def permuted(i: int, n: int, key: int) -> int:
 
 
 def mix(x: int) -> int:
-    """SplitMix64's output function: 64 bits in, 64 well-mixed bits out."""
+    """SplitMix64's output function: a bijective hash of 64 bits."""
     x = (x + 0x9E3779B97F4A7C15) & _MASK
     x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ x >> 27) * 0x94D049BB133111EB) & _MASK

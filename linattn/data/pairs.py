@@ -39,7 +39,7 @@ class Pairs:
 
 
 def read_pairs(path: str | os.PathLike[str]) -> Pairs:
-    """Read the pairs in a UTF-8 file, a source, a tab and its target in each line; other lines are left out and counted.
+    """Read the pairs in a UTF-8 file, a source, a tab and its target in each line; other lines are skipped and counted.
 
     Raises:
         OSError: if the file cannot be read.

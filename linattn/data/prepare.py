@@ -53,7 +53,7 @@ def prepare(
         The number of documents and tokens: ``documents``, ``train``, ``validation``.
 
     Raises:
-        OSError, ValueError: for inputs that cannot be read, an ``out`` that holds something, or if a split would have no document.
+        OSError, ValueError: for inputs that cannot be read, an ``out`` that is not empty, or a split without documents.
     """
     folder, codec = Path(out), ByteCodec() if tokenizer is None else TokenizerCodec(tokenizer)
     whole("shard_tokens", shard_tokens, 1)

@@ -1,4 +1,4 @@
-"""Sources of text: the user's files, or the source of Python's standard library, which every machine has."""
+"""Sources of text: the user's files, or the source of Python's standard library, available everywhere."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ The result is a plain linear attention over the teacher's queries, keys and valu
 * q, k, v, o: the teacher's weights if the sizes are equal, with grouped keys and values repeated for every head
 * short convolution: the current token, scaled down so that the SiLU after it is nearly linear (unit length and norms undo the scale)
 * decay: the same for every token; the lifetimes of the heads, 1 / rate, are spread geometrically up to the context
-* β of delta rules: 1/2; gates computed by a matrix without bias keep their initialisation until they are calibrated
+* β of delta rules: 1/2; gates computed by a matrix without bias keep their initialisation until calibration
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def projections(mixer: Mixer) -> dict[str, Tensor]:
     if receptance is not None and "v" in found and "q" not in found:  # RWKV
         found["q"] = receptance
     if joint is not None and "o" in found and joint.shape[0] == 3 * found["o"].shape[1]:
-        by_head = mixer.info.name == "lightning"  # its rows are q, k, v of the first head, then of the second
+        by_head = mixer.info.name == "lightning"  # rows are q, k, v of the first head, then of the second
         parts = joint.unflatten(0, (own.heads, 3, -1)).unbind(1) if by_head else joint.chunk(3)
         found |= zip("qkv", parts, strict=True)
     if inner is not None and hasattr(mixer, "widths"):  # Mamba-2 and log-linear: x is the value, B the key, C the query
@@ -80,17 +80,17 @@ def set_decay(mixer: Mixer, rates: Tensor) -> bool:
     if isinstance(getattr(mixer, "A_log", None), Tensor) and own.A_log.shape == rates.shape and hasattr(mixer, "dt_bias"):
         own.A_log.copy_(rates.log())
         own.dt_bias.fill_(math.log(math.expm1(1.0)))  # a time step of 1
-        _silence(mixer, "a_proj")
-        _silence(mixer, "decay_proj")
+        _zero_weight(mixer, "a_proj")
+        _zero_weight(mixer, "decay_proj")
         if _weight(mixer, "in_proj") is not None:  # Mamba-2: the last rows give the time steps
             own.in_proj.weight[sum(own.widths) :] = 0
         return True
     if mixer.info.name == "gla":
-        _silence(mixer, "decay_proj")
+        _zero_weight(mixer, "decay_proj")
         own.decay_proj[-1].bias.copy_(_logit(own.tau * rates).repeat_interleave(own.decay_proj[-1].out_features // len(rates)))
         return True
     if mixer.info.name in ("mlstm", "fox"):
-        _silence(mixer, "f_proj")
+        _zero_weight(mixer, "f_proj")
         cap = getattr(mixer, "soft_cap", math.inf)
         gate = _logit(rates)
         own.f_proj.bias.copy_(gate if math.isinf(cap) else cap * torch.atanh((gate / cap).clamp(-0.99, 0.99)))
@@ -110,7 +110,7 @@ def _logit(rates: Tensor) -> Tensor:
 def _open_gates(mixer: Mixer) -> None:
     """Initialise gates to 1, and token shifts and terms beside the recurrence to 0."""
     own: Any = mixer
-    _silence(mixer, "b_proj")
+    _zero_weight(mixer, "b_proj")
     for name in ("D", "correction", "r_k"):  # terms beside the recurrence
         if isinstance(term := getattr(mixer, name, None), nn.Parameter):
             term.zero_()
@@ -122,7 +122,7 @@ def _open_gates(mixer: Mixer) -> None:
             getattr(mixer, name).zero_()
         own.g2.add_((2 - own.g2.sum(0)) / len(own.g2))  # after sigmoids of 1/2: a gate of 1
     if mixer.info.name not in ("gla", "retnet") and isinstance(getattr(mixer, "g_proj", None), nn.Sequential):
-        _silence(mixer, "g_proj")  # input of a sigmoid: 1/2
+        _zero_weight(mixer, "g_proj")  # input of a sigmoid: 1/2
 
 
 def _pass_through(conv: ShortConvolution) -> None:
@@ -133,7 +133,7 @@ def _pass_through(conv: ShortConvolution) -> None:
         conv.bias.zero_()
 
 
-def _silence(mixer: Mixer, name: str) -> None:
+def _zero_weight(mixer: Mixer, name: str) -> None:
     """Zero the weight of the projection ``name``, if there is one, so that it returns its bias for every token."""
     found = getattr(mixer, name, None)
     last = found[-1] if isinstance(found, nn.Sequential) else found

@@ -91,7 +91,7 @@ class Job:
     layers: list[Layer]
     student: LinattnForCausalLM
     group: Group = field(default_factory=Group)
-    start: str | None = None  # hash of the weights that the student started from, if they are another conversion's
+    start: str | None = None  # hash of the student's initial weights, if they are another conversion's
 
     @property
     def stages(self) -> list[Stage]:
@@ -120,7 +120,7 @@ class Job:
             yield self.batch(windows, range(start, min(start + self.options.batch_size, len(windows))))
 
     def calibration(self) -> Iterator[TeacherPass]:
-        """Run the teacher on training tokens in an order that no stage uses."""
+        """Run the teacher on training tokens, in an order of its own."""
         context, rows = self.options.context, self.options.batch_size
         count = max(1, CALIBRATION // (context * rows))
         data = PackedTokens(self.data.train, context, seed=4 * self.options.seed, samples=count * rows)
@@ -183,7 +183,7 @@ def continued(student: LinattnForCausalLM, start: Any, layers: list[Layer]) -> s
 
 
 def _trained(layer: Layer) -> Layer:
-    """``layer`` without the options that follow from its number, with which new weights are drawn."""
+    """``layer`` without the options that follow from its number and determine new weights."""
     name, options = layer
     placed = mixers.info(name).cls.placed(0, 1)
     return name, {option: value for option, value in options.items() if option not in placed}

@@ -12,7 +12,7 @@ from linattn.hf import LinattnForCausalLM
 
 
 def rank_layers(student: nn.Module, softmax: nn.Module, measure: Callable[[], float]) -> dict[int, float]:
-    """Rank the replaced layers by ``measure`` with that layer alone restored to softmax, best layer first.
+    """Rank the replaced layers by ``measure`` with only that layer restored to softmax, best layer first.
 
     Args:
         student: a model with layers other than softmax; unchanged afterwards.

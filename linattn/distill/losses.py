@@ -1,6 +1,6 @@
 """Losses of the stages: output errors of mixers, KL of next-token distributions, cross-entropy.
 
-Logits [B, T, vocab] never exist as a whole: the head, the loss and its gradient are computed piece by piece.
+Logits [B, T, vocab] are never materialised: the head, the loss and its gradient are computed in pieces.
 """
 
 from __future__ import annotations

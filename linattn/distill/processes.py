@@ -1,4 +1,4 @@
-"""Conversion in several processes, one for each accelerator: all have both models and each a share of every batch."""
+"""Conversion in several processes, one for each accelerator: models are replicated, batches are split."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from linattn.train.processes import world
 
 @dataclass(frozen=True)
 class Group:
-    """``count`` processes; this one has number ``rank``. Only the first writes files and says anything."""
+    """``count`` processes; this one has number ``rank``. Only the first writes files and prints."""
 
     count: int = 1
     rank: int = 0
@@ -51,7 +51,7 @@ class Group:
 
 @contextmanager
 def started(device: torch.device, rows: Sequence[int]) -> Iterator[Group]:
-    """Group of the processes that ``torchrun`` has started; of this one alone without it.
+    """Group of the processes started by ``torchrun``, or of this process alone.
 
     Args:
         device: the process's device.

@@ -11,7 +11,7 @@ from torch import Tensor
 from linattn.distill.job import Job
 from linattn.distill.stages import Stage, loss_of
 
-CLIP = 1.0  # largest norm of a gradient
+CLIP = 1.0  # largest gradient norm
 WARM_UP = 3  # steps before the capture: kernels are compiled, workspaces and optimizer states allocated
 
 
@@ -34,7 +34,7 @@ class Step:
         job: models and options.
         stage: the stage; its parameters are those of the optimizer.
         optimizer: that of :func:`optimizer_of`; its learning rate becomes a tensor on a GPU.
-        capture: capture the step as a CUDA graph, on a GPU in a single process; one that cannot be captured runs as it is, with a warning.
+        capture: capture the step as a CUDA graph, on a GPU in a single process; one that cannot be captured runs eagerly, with a warning.
     """
 
     def __init__(self, job: Job, stage: Stage, optimizer: torch.optim.Optimizer, *, capture: bool = True) -> None:

@@ -82,7 +82,7 @@ def _with_softmax(names: list[str], kept: Collection[int]) -> list[str]:
 
 
 def derived_options(name: str, attention: Softmax) -> dict[str, Any]:
-    """Options of the mixer ``name`` with which its projections have the shapes of ``attention``, as far as it has such options."""
+    """Options of the mixer ``name`` that give its projections the shapes of ``attention``, as far as it has such options."""
     heads, size, dim = attention.heads, attention.size, cast(int, attention.dim)
     ratio = heads * size / dim
     known: dict[str, Any] = {"heads": heads, "value_heads": heads, "value_ratio": ratio, "key_ratio": ratio}

@@ -1,4 +1,4 @@
-"""Tasks of lm-eval, which is imported on use, on a loaded model."""
+"""Tasks of lm-eval (imported on use) on a loaded model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def on_harness(model: Any, codec: Codec, options: EvaluateOptions) -> list[dict[
     folder = options.lm_eval_tasks
     manager = import_module("lm_eval.tasks").TaskManager(
         include_path=None if folder is None else str(folder), include_defaults=folder is None
-    )  # lm-eval takes seconds to read its own thousands
+    )  # reading lm-eval's own thousands takes seconds
     if unknown := [name for name in options.lm_eval if name not in manager.all_tasks]:
         raise ValueError(f"lm_eval must name tasks {'of lm-eval' if folder is None else f'in {folder}'}, but has {unknown[0]!r}")
     found = import_module("lm_eval").simple_evaluate(
@@ -56,7 +56,7 @@ def on_harness(model: Any, codec: Codec, options: EvaluateOptions) -> list[dict[
 
 
 def adapted(model: Any, codec: Codec) -> Any:
-    """Make lm-eval's model of ``model`` and ``codec``; a text without a context follows the token that ends documents, or token 0."""
+    """Wrap ``model`` and ``codec`` for lm-eval; the context of a text without one is the end-of-document token, or token 0."""
 
     class Adapted(import_module("lm_eval.api.model").TemplateLM):  # type: ignore[misc]  # a class of Any
         @property

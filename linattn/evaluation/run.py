@@ -81,7 +81,7 @@ def _measured(path: Path, given: tuple[Any, Any], options: EvaluateOptions, teac
     if teacher is not None and not measure.same_tokens(codec, teacher[1]):
         raise ValueError(f"{path} must have the teacher's tokenizer, but has another")
     if teacher is not None:
-        codec = teacher[1]  # the same object, for which the prompts are made once
+        codec = teacher[1]  # the same object, so that prompts are made once
     model.eval()
     tokens, size = measure.held_out(options, codec)
     return {

@@ -64,8 +64,8 @@ class Study:
         question: the question and the method, in a few sentences.
         quick: settings for minutes on two cores.
         full: settings of the papers, or the closest that one GPU runs in an hour.
-        runs: function from the finished runs to all requested runs; called until it requests nothing new, so that a result can lead to
-            the next run.
+        runs: function from the finished runs to all requested runs; called until it requests nothing new, so that results can determine
+            further runs.
         measure: function of a module, for use in other processes, that executes a run. It may be a generator that yields between
             training steps and returns the result; on a GPU several of these alternate, each on its own stream. Raises
             :class:`LeftOut` to skip a measurement.

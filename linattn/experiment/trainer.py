@@ -1,7 +1,7 @@
 """Small trainer of experiments: AdamW with warm-up and cosine, in memory, without checkpoints.
 
-:mod:`linattn.train` trains on text with checkpoints, and its overhead of a millisecond per step is two of the steps here on a GPU. This
-trainer has no overhead: on a GPU the whole step with the optimizer is one CUDA graph per shape of batch. An interruption loses seconds.
+:mod:`linattn.train` trains on text with checkpoints, but its overhead of a millisecond per step equals two of these steps on a GPU. Here
+the whole step with the optimizer is one CUDA graph per shape of batch. It saves no checkpoints, as a run takes seconds.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def _in_processes(measure: Callable, todo: Iterator[Run], count: int, together: 
 
 
 def _next(results: Any, workers: list[Any], start: Callable[[], Any]) -> Finished | Failed:
-    """Wait for the next result; replace a process that gave up, as it lost its device."""
+    """Wait for the next result; replace a process that exited because it lost its device."""
     while True:
         for i, worker in enumerate(workers):
             if worker.exitcode == 0:
@@ -135,7 +135,7 @@ def _serve(measure: Callable, tasks: Any, results: Any, together: int) -> None:
     """Execute runs from the queue until this process is ended; several runs alternate step by step, each on its own stream.
 
     After an unrecoverable device error (an illegal access to memory) the current runs fail and this process exits, because all
-    remaining runs would fail here within seconds.
+    remaining runs would fail within seconds.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it and ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()

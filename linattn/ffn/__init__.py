@@ -47,7 +47,7 @@ def create(name: str, dim: int, hidden: int | None = None, **options: Any) -> Mi
         return None
     if not isinstance(name, str) or name not in available():
         raise ValueError(f"no feed-forward is called {name!r}{suggestion(name, available())}")
-    if hidden is None:  # its own default, and a plugin's need not have the option
+    if hidden is None:  # its own default; a plugin's may lack the option
         return registry.create(name, dim=dim, **options)
     if not isinstance(hidden, int) or isinstance(hidden, bool) or hidden < 1:
         raise ValueError(f"hidden must be an integer of at least 1, but came as {hidden!r}")

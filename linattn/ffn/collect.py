@@ -1,4 +1,4 @@
-"""Reports of feed-forwards on a pass besides its output: losses of their own, and numbers of tokens beyond the capacity."""
+"""Reports of feed-forwards on a pass: auxiliary losses, and numbers of tokens beyond the capacity."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Report:
 def reports() -> Iterator[list[Report]]:
     """Collect the reports of every pass in the context, one for each reporting layer, in the order of the layers.
 
-    Use one thread: concurrent passes could not be told apart.
+    Not for concurrent passes in several threads, whose reports would be mixed.
     """
     collected: list[Report] = []
     _open.append(collected)

@@ -42,10 +42,10 @@ class Experts(Mixture):
 
     [.., D] -> [.., D]. ``hidden`` is the inner width of each expert, ``shared`` that of the shared one (0: none), which
     ``shared_gate`` weighs by the sigmoid of a number per token. ``"softmax"`` scores are probabilities over all experts;
-    ``"sigmoid"`` scores are each expert's own, and what is chosen, not its weight, also depends on ``score_bias``
-    (arXiv 2408.15664). ``renormalize`` lets the weights of a token add up to 1, then ``scale`` multiplies them.
+    ``"sigmoid"`` scores are independent, and the choice, but not the weight, also depends on ``score_bias``
+    (arXiv 2408.15664). ``renormalize`` makes the weights of a token sum to 1, then ``scale`` multiplies them.
 
-    The number of tokens of an expert depends on them, so this cannot be part of a compiled full graph. There is no balancing loss.
+    The number of tokens of an expert is data-dependent, so this cannot be part of a compiled full graph. There is no balancing loss.
     """
 
     def __init__(

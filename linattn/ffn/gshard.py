@@ -1,4 +1,4 @@
-"""GShard (arXiv 2006.16668): every token goes through two experts, the second one by chance."""
+"""GShard (arXiv 2006.16668): two experts per token, the second one sampled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from linattn.mixers.registry import register
     chinese={" the largest of ": " 取最大的两个，出自 "},
 )
 class GShard(ReluExperts):
-    """The two experts with the highest scores, weighed by their shares of both; E a feed-forward with ReLU and without biases.
+    """The two experts with the highest scores, with weights normalised over both; E a feed-forward with ReLU and without biases.
 
     All first choices of a row get slots before any second one, so in training a token's second expert may depend on later tokens.
 
@@ -32,10 +32,10 @@ class GShard(ReluExperts):
         hidden: inner width of each expert; 4 D by default.
         count: number of experts.
         capacity: an expert takes ⌈capacity · S / count⌉ of a row's S tokens in training; the paper has 2. None: all.
-        eval_capacity: the same outside of training, where by default no choice is refused.
+        eval_capacity: the same in evaluation; by default unlimited.
         balance: weight of the load-balancing loss, count Σ_e f_e P_e: the paper's, times count², as the authors' code has it.
         z: weight of the router's z loss (ST-MoE); the paper has none.
-        threshold: in training the second expert, of share g, is left out with the chance 1 - g / threshold; 0: never. The paper
+        threshold: in training the second expert, of weight g, is dropped with probability 1 - g / threshold; 0: never. The paper
             has 0.5.
     """
 

@@ -1,4 +1,4 @@
-"""Base of mixtures of experts: from scores to experts, capacity, the losses, the reports on a pass."""
+"""Base of mixtures of experts: choice of experts, capacity, losses, and reports on a pass."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ CAPACITY = "an expert has a capacity for each row of tokens, and a list of token
 
 
 class Mixture(FeedForward):
-    """Base of feed-forwards in which a token goes through a few of ``count`` experts.
+    """Base of feed-forwards that run each token through a few of ``count`` experts.
 
     The experts' weights are parameters [count, ...], named in ``stacked``; :meth:`expert` computes with them.
     """
 
     stacked: ClassVar[tuple[str, ...]] = ("gate_proj", "up_proj", "down_proj")
-    share: Share | None = None  # of the experts that this process has, where they are spread over several
+    share: Share | None = None  # this process's part of the experts, if they are spread over several
 
     def __init__(self, dim: int, count: int) -> None:
         super().__init__(dim)
@@ -43,7 +43,7 @@ class Mixture(FeedForward):
         return nn.Parameter(torch.empty(self.count, *shape).uniform_(-bound, bound))
 
     def expert(self, x: Tensor, *weights: Tensor) -> Tensor:
-        """Experts on x [.., n, D], their weights [.., out, in] in the order of ``stacked``: one of them, or many side by side."""
+        """Experts on x [.., n, D], their weights [.., out, in] in the order of ``stacked``: one of them, or a batch."""
         gate, up, down = weights
         return (F.silu(x @ gate.mT) * (x @ up.mT)) @ down.mT
 
@@ -71,7 +71,7 @@ class Mixture(FeedForward):
         return slotted(x, slot, self.count, capacity, self.all_at_once), slot < self.count * x.shape[0] * capacity
 
     def flops(self, x: Tensor, past: int = 0) -> int:
-        """Operations of every token at all of its experts, refused ones included."""
+        """Operations of every token at all of its experts, including refused ones."""
         tokens, stacked = math.prod(x.shape[:-1]), [getattr(self, name) for name in self.stacked]
         own = {id(p) for p in stacked}
         rest = sum(p.numel() for p in self.parameters() if p.ndim == 2 and id(p) not in own)
@@ -83,9 +83,9 @@ class Mixture(FeedForward):
 class Routed(Mixture):
     """Base of the mixtures with a capacity: Switch, GShard, ST-MoE.
 
-    A group is a row of tokens: x [.., S, D]. An expert takes at most ⌈capacity · S / count⌉ tokens of a group, those that come
-    first; a token that no expert takes becomes 0, so that only the residual around the feed-forward carries it on.
-    The router computes in float32 at least, autocast or not. Padding is treated as tokens: it takes its place in the row.
+    A group is a row of tokens: x [.., S, D]. An expert takes at most ⌈capacity · S / count⌉ tokens of a group, the first ones; the
+    output of a token without expert is 0, so that only the residual around the feed-forward remains. The router computes in float32 at
+    least, also under autocast. Padding is treated as tokens and counts towards the capacity.
 
     Within :func:`linattn.ffn.reports` a pass reports the losses ``balance`` and ``z``, weighted, where their weights are not 0, and the
     counts ``tokens``, ``dropped`` (tokens without any expert) and ``refused`` (choices beyond the capacity).
@@ -118,7 +118,7 @@ class Routed(Mixture):
         gates = self.weights(gates)
         wanted = self.wanted(gates)
         back, kept = self.dispatched(groups, chosen, wanted, self.expert_capacity(groups.shape[1]))
-        if torch.is_grad_enabled() or listening():  # also when checkpointing runs it again, whose report is discarded
+        if torch.is_grad_enabled() or listening():  # also in a recomputation by checkpointing, whose report is discarded
             report(self.losses(logits, scores, chosen), _counts(wanted, kept))
         return (back * (gates * kept).to(back.dtype)[..., None]).sum(2).to(x.dtype).view_as(x)
 
@@ -135,7 +135,7 @@ class Routed(Mixture):
         return gates / gates.sum(-1, keepdim=True).clamp(min=1e-9)
 
     def wanted(self, gates: Tensor) -> Tensor:
-        """Mask [G, S, k] of the choices that are made: all, but in training later ones may be left out at random."""
+        """Mask [G, S, k] of the choices to use: all, but in training later ones may be dropped at random."""
         if not (self.training and self.threshold):
             return torch.ones_like(gates, dtype=torch.bool)
         by_chance = torch.rand_like(gates) < gates / self.threshold

@@ -29,7 +29,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.
     chinese={"Feed-forward of two layers": "两层前馈", " or ": " 或 "},
 )
 class MLP(FeedForward):
-    """[.., D] -> [.., D] through ``hidden`` channels, by default 4 D; ``activation``: ``"gelu"``, or ``"relu"`` as the first had it."""
+    """[.., D] -> [.., D] through ``hidden`` channels, by default 4 D; ``activation``: ``"gelu"``, or ``"relu"`` as in the original."""
 
     heads_apart = ()
 

@@ -1,10 +1,10 @@
-"""Experts spread over processes (GShard, arXiv 2006.16668, section 3): each process keeps some of them, tokens travel to them and back.
+"""Experts spread over processes (GShard, arXiv 2006.16668, section 3): expert parallelism by all-to-all.
 
     model = DistributedDataParallel(linattn.ffn.spread(model))     # under torchrun, after torch.distributed.init_process_group
 
-Each process brings tokens of its own. All other parameters are equal everywhere, and their gradients are averaged as usual;
-those of the experts come from all processes with their tokens, and are divided by the number of processes, so that both are the
-gradients of the mean of the processes' losses.
+Each process has its own tokens. All other parameters are replicated, and their gradients are averaged as usual; those of the
+experts are summed over the tokens of all processes and divided by the number of processes, so that both are gradients of the
+mean of the processes' losses.
 """
 
 from __future__ import annotations

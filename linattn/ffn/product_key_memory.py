@@ -1,4 +1,4 @@
-"""Product-key memory (arXiv 1907.05242): a large table of values, a few of which a token finds by two short lists of keys."""
+"""Product-key memory (arXiv 1907.05242): a large table of values, looked up through products of two small sets of keys."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ NORMS = ("layer", "batch", "none")
 class ProductKeyMemory(FeedForward):
     """Heads look up the ``active`` best of n² keys, each a pair of one of n keys for either half of the query; their values are added up.
 
-    The best pairs are among the best of either half, so that 2 n + active² products find them among n² keys: exactly. All heads read
-    one table of values, whose gradient is not 0 in the rows that were found alone.
+    The best pairs are among the best of either half, so that 2 n + active² products find them exactly among n² keys. All heads read
+    one table of values, whose gradient is 0 except in the selected rows.
 
     Args:
         dim: width D of the model.
@@ -43,8 +43,8 @@ class ProductKeyMemory(FeedForward):
         heads: H; their results are added up.
         active: values that a head takes.
         key_dim: channels of either half of a query.
-        norm: norm of each query half: ``"layer"``, ``"none"``, or ``"batch"`` as in the paper, which in training takes the mean over
-            all tokens of the batch, later ones too.
+        norm: norm of each query half: ``"layer"``, ``"none"``, or ``"batch"`` as in the paper, which in training averages over
+            all tokens of the batch, including later ones.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ProductKeyMemory(FeedForward):
         self.q_proj = nn.Linear(dim, 2 * heads * head_size("heads * key_dim", heads * key_dim, heads), bias=False)
         kinds = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d, "none": nn.Identity}
         self.q_norm = kinds[norm](key_dim)
-        values = torch.empty(hidden, dim)  # before the keys, so that sizes that do not fit fail at once
+        values = torch.empty(hidden, dim)  # first, so that sizes beyond memory fail at once
         self.keys = nn.Parameter(torch.randn(heads, self.keys_each, 2, key_dim) * key_dim**-0.5)
         self.values = nn.Parameter(values.normal_() * dim**-0.5)
 

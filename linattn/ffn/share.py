@@ -24,7 +24,7 @@ class Share:
         count, own, dim = rows.shape
         mine = count // self.size
         every = self._sizes(own, rows.device)
-        there, here = [mine * own] * self.size, [mine * n for n in every]  # tokens that go to each process, and that come from it
+        there, here = [mine * own] * self.size, [mine * n for n in every]  # tokens sent to and received from each process
         arrived = self._exchanged(rows.reshape(-1, dim), there, here)
         together = torch.cat([part.view(mine, n, dim) for part, n in zip(arrived.split(here), every, strict=True)], 1)
         done = torch.cat([part.reshape(-1, dim) for part in run(together).split(every, 1)])
@@ -36,7 +36,7 @@ class Share:
         return every.tolist()
 
     def _exchanged(self, rows: Tensor, there: list[int], here: list[int]) -> Tensor:
-        from torch.distributed.nn.functional import all_to_all_single  # not everywhere that torch is
+        from torch.distributed.nn.functional import all_to_all_single  # not in every build of torch
 
         out = rows.new_empty(sum(here), rows.shape[1])
         return all_to_all_single(out, rows.contiguous(), here, there, group=self.group)

@@ -1,4 +1,4 @@
-"""ST-MoE (arXiv 2202.08906): two experts with gates, kept stable by a loss on the size of the router's logits."""
+"""ST-MoE (arXiv 2202.08906): two gated experts per token, and a loss on the router's logits for stability."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from linattn.mixers.registry import register
     families=("sparse",),
 )
 class STMoE(Routed):
-    """GShard with GEGLU experts and the z loss. The paper puts a dense feed-forward behind a sparse one: a layer more in a stack.
+    """GShard with GEGLU experts and the z loss. The paper adds a dense feed-forward after a sparse one: another layer of the stack.
 
     Args:
         dim: width D of the model.
         hidden: inner width of each expert; 8/3 of D by default, rounded up to a multiple of 32.
         count: number of experts.
         capacity: an expert takes ⌈capacity · S / count⌉ of a row's S tokens in training. None: all.
-        eval_capacity: the same outside of training, where by default no choice is refused; the paper has 2.0.
+        eval_capacity: the same in evaluation; by default unlimited; the paper has 2.0.
         balance: weight of the load-balancing loss.
         z: weight of the z loss.
-        threshold: in training the second expert, of share g, is left out with the chance 1 - g / threshold; 0: never. The paper
+        threshold: in training the second expert, of weight g, is dropped with probability 1 - g / threshold; 0: never. The paper
             has 0.2.
     """
 

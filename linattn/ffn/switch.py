@@ -33,11 +33,12 @@ class Switch(ReluExperts):
         hidden: inner width of each expert; 4 D by default.
         count: number of experts.
         capacity: an expert takes ⌈capacity · S / count⌉ of a row's S tokens in training; the paper has 1.0 to 1.25. None: all.
-        eval_capacity: the same outside of training, where by default no token is dropped: a token's output then depends on no
-            other, and decoding gives what one pass gives.
+        eval_capacity: the same in evaluation, where by default no token is dropped: a token's output then is independent of others, and
+            decoding
+            equals one pass.
         balance: weight of the load-balancing loss.
         z: weight of the router's z loss (ST-MoE); the paper has none.
-        jitter: in training the router sees its tokens multiplied by numbers between 1 ± jitter; the paper has 0.01.
+        jitter: in training the router's inputs are multiplied by random numbers in 1 ± jitter; the paper has 0.01.
     """
 
     def __init__(

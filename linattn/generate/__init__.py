@@ -1,4 +1,4 @@
-"""From logits to tokens to text: sampling, and decoding with a state of constant size."""
+"""Generation: sampling, and decoding with a state of constant size."""
 
 from linattn.generate.batch import complete as complete
 from linattn.generate.beams import Beam as Beam

@@ -37,7 +37,7 @@ def complete(  # noqa: PLR0913  public
         prompts: tokens of each prompt, [T] or a list of integers, at least one.
         max_new_tokens, temperature, top_k, top_p, stop: see :meth:`linattn.generate.Pool.submit`.
         samples: continuations of each prompt, which is read once for all of them.
-        seed: of the first request's random numbers, those of the others have the next ones; None: random ones.
+        seed: of the first request's random numbers, the others have the next integers; None: random ones.
 
     Raises:
         TypeError, ValueError: for an invalid argument; nothing is computed.

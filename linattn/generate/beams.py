@@ -1,4 +1,4 @@
-"""Beam search over states: a beam that divides is a copy of its row."""
+"""Beam search over states: continuing one beam in several ways copies its row."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class Beam(NamedTuple):
 def beam_search(
     model: Any, ids: Tensor | Sequence[int], *, beams: int = 4, max_new_tokens: int, stop: Collection[int] = (), length_penalty: float = 1.0
 ) -> list[Beam]:  # fmt: skip
-    """Find likely continuations of ``ids``: at every step the ``beams`` likeliest of all one-token extensions go on.
+    """Find likely continuations of ``ids``: every step keeps the ``beams`` likeliest one-token extensions.
 
     The prompt is read once; afterwards a step takes one row of state for each beam.
 
     Args:
         model: a :class:`linattn.LanguageModel` or its Hugging Face twin, in ``eval``.
         ids: the prompt, [T] or a list of integers, at least one.
-        beams: beams that go on, and continuations returned at most.
+        beams: beams kept, and continuations returned at most.
         max_new_tokens: tokens to add at most, at least 1.
         stop: tokens that end a continuation, of which each is the last.
         length_penalty: 0 compares sums of log-probabilities, 1 their means; larger values favour longer continuations.
 
     Returns:
-        The continuations, the best first. The search ends early when no beam, at its present length, is better than the worst of
+        The continuations, the best first. The search ends early when no beam, at its present length, scores better than the worst of
         ``beams`` ended ones.
 
     Raises:
@@ -60,7 +60,7 @@ def beam_search(
     hidden, state = backbone.model(prompt[None], None, return_state=True)
     for length in range(1, whole("max_new_tokens", max_new_tokens, 1) + 1):
         totals = sums[:, None] + backbone.lm_head(hidden[:, -1]).float().log_softmax(-1)
-        best, places = totals.flatten().topk(min(width * (1 + len(ends)), totals.numel()))  # enough beams that go on are among them
+        best, places = totals.flatten().topk(min(width * (1 + len(ends)), totals.numel()))  # contain enough unfinished beams
         found = [(*divmod(place, totals.shape[1]), total) for total, place in zip(best.tolist(), places.tolist(), strict=True)]
         ended += [Beam([*alive[row], token], total / length**length_penalty) for row, token, total in found[:width] if token in ends]
         ended = sorted(ended, key=lambda beam: -beam.score)[:width]

@@ -1,6 +1,6 @@
 """Cache capacity of a captured step: its shapes are fixed, so slots for later tokens are preallocated.
 
-Only the step's own buffers have free slots. A state returned by a step has the slots in use alone.
+Only the step's own buffers have free slots. A state returned by a step has only the slots in use.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 from linattn.state import State
 
 TAKEN = "taken"
-LEAST = {"cuda": 1024, "cpu": 256}  # least slots, enough that a short text needs one step; making a step takes longer on a GPU
-AHEAD = 64  # least free slots of a new step
+LEAST = {"cuda": 1024, "cpu": 256}  # minimum of slots: a short text needs one step; capture takes longer on a GPU
+AHEAD = 64  # minimum of free slots of a new step
 
 Slots = Sequence[tuple[str, ...]]  # for each layer the names of the tensors with a slot per token
 
@@ -39,10 +39,10 @@ def taken(state: State, slots: Slots) -> int | None:
 
 
 def slots_for(used: int, tokens: int, device: str) -> int:
-    """Cache capacity after ``used`` slots, a power of two: room for ``tokens`` more, at most a quarter of ``used`` or :data:`AHEAD`.
+    """Cache capacity after ``used`` slots, a power of two: for ``tokens`` more, at most a quarter of ``used`` or :data:`AHEAD`.
 
     A step on a GPU reads every slot, so the capacity is at most two and a half times the slots needed. With powers of two later texts
-    reuse the steps made for a growing one.
+    reuse the steps captured for a growing one.
     """
     return max(LEAST[device], 1 << (used + min(tokens, max(used // 4, AHEAD)) - 1).bit_length())
 
@@ -61,7 +61,7 @@ def preallocated(state: State, slots: Slots, size: int) -> State:
 
 
 def fill(buffers: State, state: State, slots: Slots) -> None:
-    """Write ``state`` into the first slots of ``buffers`` and zeros into the others, so that nothing of an earlier text is left."""
+    """Write ``state`` into the first slots of ``buffers`` and zeros into the others, which overwrites an earlier text."""
     for own, layer, names in zip(buffers.layers, state.layers, slots, strict=True):
         for name, t in layer.items():
             if name in names:

@@ -1,8 +1,8 @@
-"""Captured decoding steps: the step of a model on fixed buffers, without Python between its operations.
+"""Captured decoding steps: the step of a model on static buffers, without Python between its operations.
 
-On a GPU the step is a CUDA graph, sampling included, so that a token is one launch. On a CPU it is a list of calls with their
-arguments bound. A step is made once for a model and the shapes of its state, and is reused by later generations with equal shapes.
-Generations that run at the same time have a step each, with buffers of its own; its graph is traced once for all of them.
+On a GPU the step is a CUDA graph, sampling included, so that a token is one launch. On a CPU it is a list of calls with
+bound arguments. A step is captured once for a model and the shapes of its state, and reused by later generations with equal shapes.
+Concurrent generations have a step each, with its own buffers; the graph is traced once for all of them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ FROM = {"cuda": 16, "cpu": 64}  # fewest tokens for which a step is captured
 UNTRACEABLE = (RuntimeError, NotImplementedError, TypeError, ValueError)  # errors of a step that cannot be traced
 COMPILES = True  # compiles the small operations between kernels on a GPU
 KEPT = 4  # steps kept for one model while their states are small
-HELD = 1 << 30  # bytes of small states; of larger ones two steps are kept, and a step with a larger cache is dropped after its generation
+HELD = 1 << 30  # bytes of small states; of larger ones two steps are kept, and steps with larger caches are dropped after generation
 _steps: weakref.WeakKeyDictionary[nn.Module, list[tuple[Hashable, Step]]] = weakref.WeakKeyDictionary()
-_making = threading.Lock()  # held by the thread that looks up or makes a step
+_making = threading.Lock()  # held while a step is looked up or captured
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def hooked(module: nn.Module) -> bool:
 def step_of(model: nn.Module, head: nn.Module, state: State, tokens: int) -> Step | str:
     """Captured step of the backbone ``model`` with ``head`` for states like ``state``, or the reason why there is none.
 
-    A new step is made if ``tokens`` more repay its cost, or from one for equal states that another generation uses, whose graph it
+    A new step is captured if ``tokens`` more repay its cost, or if another generation uses one for equal states, whose graph it
     shares. For growing states it has cache capacity for all or some of these tokens.
     """
     with _making:
@@ -88,11 +88,11 @@ def step_of(model: nn.Module, head: nn.Module, state: State, tokens: int) -> Ste
 def _kept_or_new(model: nn.Module, head: nn.Module, state: State, tokens: int) -> Step | str:
     kept, slots = _steps.setdefault(model, []), capacity.slots_of(model)
     used, device = capacity.taken(state, slots), state.position.device.type
-    size = 0 if used is None else capacity.slots_for(used, tokens + 1, device)  # with a slot for the last token, which may be read too
+    size = 0 if used is None else capacity.slots_for(used, tokens + 1, device)  # including a slot for the last token, which may be read too
     key = (id(head), size, tuple(_kind(t, n in names) for layer, names in zip(state.layers, slots, strict=True) for n, t in layer.items()),
            *fingerprint(model, head))  # fmt: skip
     equal = [step for other, step in kept if other == key]
-    if equal and not equal[0].current():  # nor are the others, which share its graph
+    if equal and not equal[0].current():  # the others share its graph, so neither are they
         equal, kept[:] = [], [(other, step) for other, step in kept if other != key]
     step = next((step for step in equal if not step.busy), None)
     if step is not None:
@@ -183,7 +183,7 @@ class Step:
         defer = {} if self._deferral is None else {"defer": partial(self._deferral.beside, inputs)}
         module = make_step_graph(self._function(model, head), inputs, **defer)
         counters, computed = module.meta["counters"], module.meta["computed"]
-        if on_gpu(self.tokens) and COMPILES:  # elsewhere torch's compiler has no Triton
+        if on_gpu(self.tokens) and COMPILES:  # elsewhere torch's compiler lacks Triton
             module = compile_regions(module)
         return Traced(module, counters, computed)
 
@@ -234,7 +234,7 @@ class Step:
 
     @torch.inference_mode()
     def load(self, user: Any, state: State, tokens: Tensor, ended: Tensor, choice: Choice) -> None:
-        """Start from ``state`` for ``user``; the previous user stops using the step. The CUDA graph is kept if ``choice`` is equal."""
+        """Start from ``state`` for ``user``; the previous user loses the step. The CUDA graph is kept if ``choice`` is equal."""
         if (last := self._user()) is not None and last is not user and getattr(last, "_step", None) is self:
             last.give_up()
         self._user = weakref.ref(user)

@@ -1,6 +1,6 @@
 """Deferred writes of the states of a pool's rows: a step reads each state and writes it only every few tokens.
 
-At many rows the states are most of what a step moves. See linattn/ops/torch/deferred.py for the recurrence.
+At many rows states are most of a step's memory traffic. See linattn/ops/torch/deferred.py for the recurrence.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from linattn.ops.torch import deferred as portable
 from linattn.ops.torch.deferred import Deferred
 from linattn.state import State
 
-SLOTS = 12  # steps between two writes: more tokens take as long to read as the writes that they save
+SLOTS = 12  # steps between writes: with more, reading the tokens costs what deferral saves
 
 
 class Deferral:
     """Tokens that the rows of ``buffers`` have read and that have not been written into their states.
 
-    Each state is written at other steps than those of its neighbours, so that steps take about the same time. The rows of ``tensors``
-    are moved with those of the states, and are zero where a row has read none.
+    Writes of different states are staggered, so that steps take about the same time. The rows of ``tensors``
+    move with those of the states, and are zero where a row has read none.
     """
 
     @torch.inference_mode(mode=False)
     def __init__(self, buffers: State) -> None:
         self._leaves = [t for layer in buffers.layers for t in layer.values()]
         self._first = torch.arange(len(self._leaves), device=buffers.position.device)
-        self.calls = self._first.clone()  # of each deferred state, from another number on: slots of zeros change nothing
+        self.calls = self._first.clone()  # of each deferred state, staggered: slots of zeros change nothing
         self._steps = 0  # since all tokens were written
         self._beside: dict[int, Deferred] = {}  # by the addresses of states
 
@@ -41,7 +41,7 @@ class Deferral:
 
     @torch.inference_mode(mode=False)
     def beside(self, inputs: Sequence[Tensor], number: int, call: Flat) -> Deferred | None:
-        """Tokens beside the state that is input ``number`` of a step and the first rows of a buffer; None if it is written at each step."""
+        """Tokens of the state that is input ``number`` of a step and the first rows of a buffer; None if it is written at each step."""
         views = inputs[number]
         place = views.data_ptr()
         if _refusal(call, views) is not None or all(t.data_ptr() != place for t in self._leaves):
@@ -58,7 +58,7 @@ class Deferral:
         return [t for kept in self._beside.values() for t in kept[:3] if t is not None]
 
     def stepped(self) -> None:
-        """Count a step, which the device has counted by itself."""
+        """Count a step on the host; the device counts its own."""
         self._steps += 1
 
     def written(self, buffer: Tensor, rows: slice) -> Tensor:

@@ -1,4 +1,4 @@
-"""Drafters, which propose the next tokens of a batch from its own texts or by a small model."""
+"""Drafters, which propose the next tokens of a batch by prompt lookup or a small model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Drafter(Protocol):
         ...
 
     def extend(self, rows: Sequence[Sequence[int]]) -> None:
-        """Append the tokens of each row that follow those known to the drafter."""
+        """Append each row's new tokens."""
         ...
 
 
@@ -64,15 +64,15 @@ class LookupDrafter:
 class ModelDrafter:
     """Drafts of ``model`` after the prompts ``rows``, chosen by the ``rule`` and the ``noise`` of the tokens themselves.
 
-    With equal noise two distributions agree on a token nearly as often as they can at all, and always where they are equal. The
-    state of ``model`` has read no drafts: accepted ones are read again, together with the token after them.
+    With equal noise (Gumbel coupling) two distributions agree nearly as often as possible, and always if they are equal. The
+    state of ``model`` contains no drafts: accepted ones are read again, together with the token after them.
     """
 
     def __init__(self, model: Any, rows: Sequence[Sequence[int]], rule: Rule, noise: Noise | None) -> None:
         self._model, self._rule, self._noise = model, rule, noise
         self._unread, self._made = [list(row) for row in rows], [0] * len(rows)
         self._state: State | None = None
-        self._now: Tensor | None = None  # noise of the token to be drafted
+        self._now: Tensor | None = None  # noise of the token to draft
         self._choice = Choice(lambda logits: rule.tokens(logits, self._now), object())
 
     @torch.no_grad()

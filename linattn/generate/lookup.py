@@ -1,4 +1,4 @@
-"""Prompt lookup: drafts of the next tokens from an earlier place of the same text that ends in the same tokens."""
+"""Prompt lookup: drafts of the next tokens from an earlier occurrence of the last tokens in the same text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SIZES = (10, 6, 4, 3)  # tokens of the n-grams that are indexed, longest first, 
 
 
 class Lookup:
-    """Tokens of one sequence with an index of their n-grams; an n-gram leads to its latest place before the end."""
+    """Tokens of one sequence with an index of their n-grams; an n-gram maps to its latest occurrence before the end."""
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         self.tokens: list[int] = []
@@ -26,9 +26,9 @@ class Lookup:
             known.append(token)
 
     def propose(self, count: int) -> list[int]:
-        """At most ``count`` tokens that followed the latest earlier place of the last tokens; empty if those are new.
+        """At most ``count`` tokens that followed the latest earlier occurrence of the last tokens; empty if there is none.
 
-        A draft that reaches the end of the text continues in the draft itself, so that a text of short period is continued.
+        A draft that reaches the end of the text continues in itself, so that short periods are repeated.
         """
         start = self._match()
         if start is None:

@@ -1,4 +1,4 @@
-"""Random numbers of sampled tokens by position, so that rows may be at different positions and a token may be drawn again."""
+"""Random numbers of sampled tokens by position, so that rows may be at different positions and draws are repeatable."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Rule:
 class Noise:
     """Noise of each position, [rows, V] for the V tokens of ``model``, drawn in the order of positions as plain decoding does.
 
-    A token depends on the logits and on the noise of its position alone. Accepting or rejecting a draft changes no later random
+    A token depends only on the logits and the noise of its position, so accepting or rejecting a draft changes no later random
     number: a seed gives the tokens of plain decoding, and every token has the distribution of the model.
     """
 

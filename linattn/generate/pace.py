@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 LENGTHS = (3, 7, 15, 31)  # tokens of a draft
-SHARE = 0.02  # of the time, the most that drafts without a gain may cost
+SHARE = 0.02  # largest share of the time that drafts without a gain may cost
 GRACE = 4.0  # steps that drafts may cost at the start
-SAVED = 16.0  # most steps of earlier gains that later losses may use up
-WORTH = 1.1  # least expected gain of a draft; a fourth of it for short drafts on trial
+SAVED = 16.0  # largest balance, in steps, that later losses may use up
+WORTH = 1.1  # minimum expected gain of a draft; a fourth of it for short trial drafts
 
 
 @dataclass
@@ -36,13 +36,13 @@ class Pace:
     """Decides between a step of one token and the verification of drafts.
 
     All times are in seconds. The balance is the time that verification has saved so far; losses are limited to a small share of the
-    time, so that text which cannot be drafted costs next to nothing.
+    time, so that unpredictable text costs next to nothing.
     """
 
     def __init__(self) -> None:
         self._step: float | None = None  # seconds of a step
         self._calls: dict[int, float] = {}  # seconds of a call, by its tokens rounded up to a power of two
-        self._least = 0.0  # seconds of a call at the least, until one has been measured
+        self._least = 0.0  # lower bound of a call's seconds, until one is measured
         self._balance = self._elapsed = 0.0
 
     @contextmanager
@@ -55,19 +55,19 @@ class Pace:
         self._elapsed += seconds
 
     def expect(self, seconds: float) -> None:
-        """Take ``seconds`` for the least time of a call until one has been measured."""
+        """Set the lower bound of a call's time until one is measured."""
         self._least = seconds
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Record the time of one token by the model's own code, which a verification runs: it may be many times that of a captured step."""
+        """Record the time of one token by the uncaptured model, which verification runs: possibly many times that of a captured step."""
         start = time.perf_counter()
         yield
         self._least = time.perf_counter() - start
 
     @contextmanager
     def losing(self) -> Iterator[None]:
-        """Record time that plain decoding would not need."""
+        """Record time lost against plain decoding."""
         start = time.perf_counter()
         yield
         self._balance -= time.perf_counter() - start
@@ -101,7 +101,7 @@ class Pace:
         return best if gain > WORTH else trial if explores and gain > WORTH / 4 else 0
 
     def least(self, rows: int) -> int:
-        """Shortest draft of each of ``rows`` rows that would be a gain if it were accepted whole; 0 if there is none."""
+        """Shortest draft of each of ``rows`` rows that gains time if accepted whole; 0 if there is none."""
         step = self._step
         if step is None:
             return 0
@@ -124,5 +124,5 @@ def _bucket(tokens: int) -> int:
 
 
 def _smaller(old: float | None, new: float) -> float:
-    """Mean that falls at once and rises slowly, because the first call and calls on a busy machine take longer."""
+    """Running mean that falls at once and rises slowly, because first calls and calls on a busy machine take longer."""
     return new if old is None else min(new, 0.8 * old + 0.2 * new)

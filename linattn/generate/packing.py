@@ -1,4 +1,4 @@
-"""Rows of a state's tensors as packed rows of bytes: one tensor holds all that is kept of a sequence."""
+"""Packing of a state's rows: one tensor of bytes holds the state of a sequence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALIGNED = 16  # bytes
 
 @dataclass(frozen=True)
 class Packed:
-    """State of one row as ``bytes`` [n], which are not written to."""
+    """State of one row as read-only ``bytes`` [n]."""
 
     bytes: Tensor
     packing: Packing
@@ -32,7 +32,7 @@ class Packing:
 
     Args:
         layers: names and tensors [rows, ...] of each layer, contiguous, of a state; packed in this order.
-        others: more tensors with as many rows, which are moved and cleared with these and are not packed.
+        others: more tensors with as many rows, moved and cleared with these, but not packed.
     """
 
     def __init__(self, layers: Sequence[dict[str, Tensor]], others: Sequence[Tensor] = ()) -> None:
@@ -52,7 +52,7 @@ class Packing:
             self._all = Table([*self._tensors, *self._others], [*self._offsets, *[0] * len(self._others)]) if others else self._table
 
     def views(self, row: int) -> list[Tensor]:
-        """Views of ``row`` in all tensors, the others last; made once, because Python takes long for a hundred."""
+        """Views of ``row`` in all tensors, the others last; cached, because a hundred views take Python long."""
         if row not in self._views:
             self._views[row] = [t[row] for t in (*self._tensors, *self._others)]
         return self._views[row]

@@ -1,4 +1,4 @@
-"""Pool of states: many sequences decode together, and each may join and leave at any token."""
+"""Pool of states: continuous batching, in which sequences join and leave at any token."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ class Pool:
         self._reader = PromptReader(model, self._fresh, self._prefixes, self._slots, growing=self._rows.growing)
         self._ready: deque[tuple[Request, State | Packed, Tensor]] = deque()  # their state and next token, waiting for a slot
         self._active: list[Request] = []  # in the order of their rows
-        self._pending: deque[Pending] = deque()  # tokens that are computed and not yet copied to the host
+        self._pending: deque[Pending] = deque()  # computed tokens that are not yet on the host
         self._found: deque[tuple[Request, int]] = deque()  # tokens that run() has not yielded yet
-        self._lookup = PoolLookup(model, self._rows) if flag("lookup", lookup) else None  # needs to know all tokens
+        self._lookup = PoolLookup(model, self._rows) if flag("lookup", lookup) else None  # requires all tokens on the host
         self._ahead = int(self._device.type == "cuda" and not lookup)  # steps that a GPU runs ahead of the host
         self._lock = threading.RLock()
 
@@ -98,7 +98,7 @@ class Pool:
     @property
     def waiting(self) -> int:
         """Requests without a slot."""
-        slots = self._slots - len(self._active) - self.free  # of prompts that are being read
+        slots = self._slots - len(self._active) - self.free  # of prompts being read
         return sum(len(p.requests) for p in (*self._waiting, *self._reader.prompts)) + len(self._ready) - slots
 
     @property
@@ -251,7 +251,7 @@ class Pool:
         self._process_pending(self._ahead if self._active else 0)
 
     def _start(self, first: FirstTokens | None) -> None:
-        """Give requests their ``first`` tokens, if there are any; those that go on join when there is a slot."""
+        """Give requests their ``first`` tokens, if any; unfinished ones join when a slot is free."""
         if first is None:
             return
         for prompt, request, token, number in first.wait():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Tell = Callable[[int], object]  # called after every segment with the number of tokens read of each row
 
-PREFILL = 4096  # tokens of a segment: a longer prompt takes no more memory
+PREFILL = 4096  # tokens of a segment, which bounds the memory of long prompts
 
 
 @torch.no_grad()
@@ -58,7 +58,7 @@ def resume(
 ) -> tuple[int, State | None]:
     """Read the first ``count`` tokens of each of ``rows`` from the longest prefix whose state is in ``store``.
 
-    States are stored behind every ``piece`` tokens (4,096 by default), so that an edited prompt is read from the last such place
+    States are stored after every ``piece`` tokens (4,096 by default), so that an edited prompt is read from the last such place
     before the change. Returns ``count``, and the state; (0, None) for no token.
     """
     size = PREFILL if piece is None else whole("piece", piece, 1)

@@ -20,7 +20,7 @@ class PrefixCache:
     def keys(self, tokens: Sequence[int], salt: str) -> list[bytes]:
         """Hash of ``salt`` and the tokens of the first 1, 2, ... whole blocks; without the block that holds the last token.
 
-        The last token is always read, since the logits after it are not in the state.
+        The last token is always read, since states do not hold logits.
         """
         if not self.max_bytes:
             return []

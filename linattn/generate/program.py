@@ -1,4 +1,4 @@
-"""Step graph as a list of bound calls on fixed memory, with little Python between them."""
+"""Step graph as a list of bound calls on static memory, with little Python between them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _COPIES = ("to", "_to_copy", "clone", "contiguous")  # of torch's operators
 class Program:
     """Step graph ``module`` bound to ``inputs`` on a CPU; every call recomputes ``outputs`` in place from the inputs' current values.
 
-    Each operation is run once here. An operation that writes to nothing and whose result shares memory with its arguments is a view
-    and is never run again; every other operation writes later results over its first one.
+    Each operation runs once here. An operation without writes whose result aliases its arguments is a view
+    and never runs again; every other operation overwrites its first result.
     """
 
     def __init__(self, module: fx.GraphModule, inputs: Sequence[Tensor]) -> None:
-        self.steps: list[Any] = []  # functions without arguments, and before they are joined small operations
-        self.copied: list[Tensor] = []  # weights that are read through a copy of another layout
+        self.steps: list[Any] = []  # functions without arguments; small operations until they are fused
+        self.copied: list[Tensor] = []  # weights read through a copy in another layout
         self._constants: dict[int, Tensor] = {}  # by their ids
         values: dict[Node, Any] = {}
         given = iter(inputs)
@@ -109,7 +109,7 @@ class Program:
         return args
 
     def _channels_together(self, weight: Tensor) -> Tensor:
-        """``weight`` [D, 1, W] of a short convolution, if it is a constant in a copy whose channels are neighbours, as those of vectors."""
+        """``weight`` [D, 1, W] of a short convolution, if it is a constant, in a copy with contiguous channels, as in the vectors."""
         if id(weight) not in self._constants or weight.stride(0) == 1:
             return weight
         self.copied.append(weight)
@@ -130,7 +130,7 @@ class Program:
         return y
 
     def _dense(self, x: Any) -> Any:
-        """Return ``x`` if it is dense, else a buffer that each call fills with a dense copy of ``x`` before its user runs."""
+        """Return ``x`` if it is dense, else a buffer into which each call copies ``x`` before its use."""
         if not isinstance(x, Tensor) or (x.is_contiguous() and not x.is_neg()):
             return x
         copy = dense(x)

@@ -51,7 +51,7 @@ class PromptReader:
     def advance(self, *, idle: bool, urgent: bool) -> FirstTokens | None:
         """Read some more, before a step; returns the first tokens after prompts that have been read.
 
-        ``idle``: no row decodes meanwhile. ``urgent``: a slot is waiting for a prompt, which limits how long a batch waits for more rows.
+        ``idle``: no row decodes meanwhile. ``urgent``: a slot is free, which limits how long a batch waits for more rows.
         """
         first = self.end() if self._read is not None and (idle or self._read.finished) else None
         if self._read is None and self.prompts:
@@ -68,7 +68,7 @@ class PromptReader:
         return first
 
     def collect(self) -> None:
-        """Copy the results of a batch whose parts have all been submitted; called after a step, with which the host's time overlaps."""
+        """Copy the results of a batch whose parts have all been submitted; called after a step, which hides the host's time."""
         if self._read is not None and not self._read.parts and self._read.first is None:
             self._take_results(self._read)
 
@@ -85,12 +85,12 @@ class PromptReader:
     def _without_ended(self, first: FirstTokens) -> FirstTokens:
         """Remove the prompts of ``first``, which have been read, from ``prompts``."""
         for prompt in first.prompts:
-            if prompt.requests:  # else cancelled meanwhile
+            if prompt.requests:  # else it was cancelled meanwhile
                 self.prompts.remove(prompt)
         return first
 
     def _due(self, pieces: list[tuple[Prompt, int]], urgent: bool) -> bool:
-        """True if ``pieces`` are a full batch, hold a whole block, or have waited long enough; without batches they never wait."""
+        """True if ``pieces`` are a full batch, hold a whole block, or have waited long enough; always without batches."""
         if self._batches is None or (urgent and self._waited >= PATIENCE):
             return True
         longest = max(n for _, n in pieces)
@@ -116,7 +116,7 @@ class PromptReader:
                 state = prompt.state.state() if isinstance(prompt.state, Packed) else prompt.state
                 self._prefixes.put(prompt.keys[prompt.done // self._block - 1], state.clone())
         head: Any = self._model.lm_head
-        together = self._batches is not None and bool(ended)  # on a CPU each alone, for the same bits whatever is read beside it
+        together = self._batches is not None and bool(ended)  # separately on a CPU, so that bits do not depend on other prompts
         logits = head(torch.cat([last for _, last in ended])).split(1) if together else [head(last) for _, last in ended]
         return FirstTokens([prompt for prompt, _ in ended], logits, self._model.device)
 
@@ -146,7 +146,7 @@ class PromptReader:
             hidden, pieces[0][0].state = self._model.model(ids, pieces[0][0].state, return_state=True)
             return [hidden[:, -1]]
         cu_seqlens = torch.tensor([0, *(n for _, n in pieces)]).cumsum(0)
-        states = State.cat([p.state for p, _ in pieces if isinstance(p.state, State)])  # which all are without batches
+        states = State.cat([p.state for p, _ in pieces if isinstance(p.state, State)])  # always without batches
         hidden, states = self._model.model(ids, states, return_state=True, cu_seqlens=cu_seqlens.to(device))
         for i, (prompt, _) in enumerate(pieces):
             prompt.state = states.select([i])

@@ -21,8 +21,8 @@ from linattn.generate.request import Prompt, Request
 from linattn.generate.sampling import sample
 from linattn.state import State
 
-ROWS = 16  # most rows of a batch of short pieces
-PARTS = 8  # of the layers, one between two steps
+ROWS = 16  # largest number of rows of a batch of short pieces
+PARTS = 8  # parts of the layers, one between two steps
 PATIENCE = 16  # steps that a batch may wait for more rows: reading one row costs a GPU about as much as reading eight
 
 Piece = tuple[Sequence[int], State | Packed | None]  # tokens, and the state before them; None: the fresh one
@@ -41,10 +41,10 @@ class Batch:
         self._states = State([{name: t.contiguous() for name, t in layer.items()} for layer in fresh.fork(rows).clone().layers])
         self._given = Packing(self._states.layers)
         self._fresh = self._given.pack(0, 1)[0].bytes.expand(rows, -1)
-        self._found: Packing | None = None  # what the last layers have left, at the same addresses after each run of CUDA graphs
+        self._found: Packing | None = None  # outputs of the last layers, at fixed addresses because of CUDA graphs
         self._input = torch.ones(rows, 1 + tokens, dtype=torch.int64, device=fresh.position.device)  # the number of tokens, then the tokens
         self._last = torch.empty(0)
-        self._before: dict[int, tuple[Tensor, dict[str, Tensor | None]]] = {}  # what the layers before this one have left
+        self._before: dict[int, tuple[Tensor, dict[str, Tensor | None]]] = {}  # outputs of the previous layers
         self._new: dict[int, list[dict[str, Tensor]]] = {}
         self._taken = 0
         layers = len(model.layers)
@@ -81,7 +81,7 @@ class Batch:
         return self._last[: self._taken].clone(), found.pack(0, self._taken)
 
     def _part(self, layers: range) -> Callable[[], None]:
-        """Call that runs ``layers`` on what the layers before them have left."""
+        """Call that runs ``layers`` on the outputs of the layers before them."""
         run = partial(self._run, layers)
         if not self._input.is_cuda:
             run()
@@ -104,7 +104,7 @@ class Batch:
 
 
 def _dense(t: Tensor) -> Tensor:
-    """``t`` or a copy, contiguous and at an address that whole words can be copied from."""
+    """``t`` or a copy, contiguous and aligned for copies of whole words."""
     return t if t.is_contiguous() and t.data_ptr() % ALIGNED == 0 else t.clone(memory_format=torch.contiguous_format)
 
 
@@ -123,7 +123,7 @@ class Batches:
 
     @property
     def early(self) -> int:
-        """Prompts that may be read before there is a slot for them: a batch, while the last ones of another take free slots."""
+        """Prompts that may be read before there is a slot for them: one batch, while those of another take free slots."""
         return self._most + PARTS
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""Compilation of the small operations between the kernels of a step: each region becomes one launch or two.
+"""Compilation of the small operations between the kernels of a step: each region becomes one or two launches.
 
 Layers of one kind have equal regions, and each kind is compiled once.
 """

@@ -26,8 +26,8 @@ from linattn.generate.packing import Packed, Packing
 from linattn.models.memory import require
 from linattn.state import State
 
-SMALLER = {"cuda": 512, "cpu": 64}  # steps of more rows than needed before a smaller one is captured
-SPARE = 64  # least slots beyond the longest sequence; after as many steps the rows are moved to the front
+SMALLER = {"cuda": 512, "cpu": 64}  # steps with more rows than needed before a smaller step is captured
+SPARE = 64  # minimum of slots beyond the longest sequence; after as many steps rows are moved to the front
 
 
 def bucket(count: int, slots: int) -> int:
@@ -59,7 +59,7 @@ class Rows:
         self._layers = [{name: t for name, t in layer.items() if name != TAKEN} for layer in self._buffers.layers]
         self._packing = Packing(self._layers, [self.tokens])
         self._steps: dict[int, Callable[[], Tensor]] = {}
-        self._spared: Counter[int] = Counter()  # by number of rows, steps of more rows in place of it
+        self._spared: Counter[int] = Counter()  # by number of rows: steps that ran with more rows instead
         self._weights: Any = None
 
     @property
@@ -78,7 +78,7 @@ class Rows:
     def write(self, row: int, state: State | Packed, token: Tensor) -> None:
         """Put the one-row ``state`` and its next ``token`` [1] into ``row``; its old contents are overwritten."""
         if self._deferral is not None:
-            self._packing.move(row, row)  # without the tokens of a sequence that had this row before
+            self._packing.move(row, row)  # clears deferred tokens of the row's previous sequence
         if isinstance(state, Packed):
             self._packing.unpack(state.bytes[None], row)
             self.tokens[row : row + 1].copy_(token)
@@ -127,7 +127,7 @@ class Rows:
         """
         if self.growing:
             longest = max(self._lengths[:count])
-            if self._used == self._size or self._used > 2 * longest + SPARE:  # a CPU reads all slots in use, so few
+            if self._used == self._size or self._used > 2 * longest + SPARE:  # a CPU reads all slots in use, so keep them few
                 self._shift(longest)
         n = self._chosen(count, min(soon, self._slots))
         if n not in self._steps:
@@ -174,7 +174,7 @@ class Rows:
         self._use(used)
 
     def _step(self, n: int) -> Callable[[], Tensor]:
-        """Step of the first ``n`` rows: captured if possible, else by the model's own code. The states are unchanged."""
+        """Step of the first ``n`` rows: captured if possible, else by the uncaptured model. The states are unchanged."""
         views = State({name: t[:n] for name, t in layer.items()} for layer in self._buffers.layers)
         tokens, deferral = self.tokens[:n], self._deferral
         if deferral is not None:
@@ -220,7 +220,7 @@ class Rows:
 
 
 def _written(model: Any, views: State, tokens: Tensor) -> Tensor:
-    """Step on ``views`` by the model's own code."""
+    """Step on ``views`` by the uncaptured model."""
     hidden, state = model.model(tokens[:, None], views, return_state=True)
     logits = model.lm_head(hidden)[:, -1]
     for old, new in zip(views.layers, state.layers, strict=True):
@@ -246,7 +246,7 @@ def fresh_state(model: Any) -> State:
     """State of one row before its first token.
 
     Raises:
-        ValueError: naming the layer whose state grows in a way that slots cannot hold, or whose rows depend on each other.
+        ValueError: naming the layer whose state grows other than by slots, or whose rows depend on each other.
     """
     for name, module in model.named_modules():
         if getattr(module, "eval_capacity", None) is not None:

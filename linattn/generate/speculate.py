@@ -21,8 +21,8 @@ from linattn.generate.verify import Chunk, accepted
 from linattn.generate.verify_graph import LONGEST, Verification, of_step
 from linattn.state import State
 
-LAYER = 2e-4  # seconds of a layer in a CUDA graph of a verification, at the least
-LEAD = 64  # most tokens by which a row may be ahead of another, as their noise is kept
+LAYER = 2e-4  # lower bound of a layer's seconds in a CUDA graph of a verification
+LEAD = 64  # largest lead of a row over another, whose noise is kept
 
 
 class Speculated(Tokens):
@@ -39,7 +39,7 @@ class Speculated(Tokens):
         rows = len(ids)
         self._noise = noise_of(rule, rows, model)
         self._now = None if self._noise is None else torch.empty_like(self._noise.like)  # buffer that a captured step reads
-        name = "greedy" if self._noise is None else object()  # a step keeps its CUDA graph for equal names
+        name = "greedy" if self._noise is None else object()  # equal names keep a step's CUDA graph
         choice = Choice(lambda logits: rule.tokens(logits, self._now), name, None, stops)
         super().__init__(model, ids, count, choice, state, single=single, ahead=ahead)
         self._rule, self._pace, self._shares = rule, Pace(), [Share() for _ in range(rows)]
@@ -51,7 +51,7 @@ class Speculated(Tokens):
         self._kept: Step | None = None  # a captured step that this generation has used
         self._graphs = verify_graph.refusal(model.model) is None
         self._several = verify_graph.greedy
-        self._promising = False  # whether there was a draft when it was last asked for
+        self._promising = False  # whether the last request gave a draft
         if self._graphs:
             self._pace.expect(LAYER * len(model.model.layers))
         self.longest = LENGTHS[-1]
@@ -89,7 +89,7 @@ class Speculated(Tokens):
         return made[self._out - 1] in self._choice.stops
 
     def _at(self, count: int) -> State:
-        """State after ``count`` new tokens of each row, some of which are further."""
+        """State after ``count`` new tokens of each row, some of which are ahead."""
         assert self._base is not None
         state, known = self._base
         rows = [made[max(known - 1, 0) : count] for made in self._made]
@@ -123,7 +123,7 @@ class Speculated(Tokens):
         length = self._pace.length([len(draft) for draft in drafts], self._shares)
         if not length:
             return []
-        for row, room in enumerate(rooms):  # a row that has ended keeps up with the others
+        for row, room in enumerate(rooms):  # ended rows keep up with the others
             drafts[row] = [self._made[row][-1]] * min(length, room) if self._done[row] else drafts[row][:length]
         return drafts
 
@@ -201,7 +201,7 @@ class Speculated(Tokens):
             return of_step(self._model.model, self._model.lm_head, self._step, size, self._choice.stops, self._several)
 
     def _leave_step(self) -> State:
-        """Take the state back from the captured step, and keep it if all rows have equally many tokens."""
+        """Take the state back from the captured step, and keep the step if all rows have equally many tokens."""
         with self._held():
             if self._step is not None:
                 self._leave()

@@ -56,7 +56,7 @@ def make_step_graph(
 
 
 def _refuse_writing(graph: fx.Graph) -> None:
-    """Refuse operations that write, because other nodes may share the memory, and all steps share the constants."""
+    """Refuse in-place operations, because other nodes may alias the memory, and all steps share the constants."""
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
             raise NotImplementedError(f"{node.target} writes into a tensor, and a step is a graph of values")
@@ -116,7 +116,7 @@ def _turn_matrices(module: fx.GraphModule) -> None:
 
 
 def _write_in_place(module: fx.GraphModule, defer: Defer) -> None:
-    """Let step operators overwrite a state where no other operation reads the state before, or writes the next one elsewhere."""
+    """Let step operators update a state in place if no other operation reads the old state or writes the next one elsewhere."""
     graph = module.graph
     placeholders, end = _ends(graph)
     for node in calls(graph, *STEPS):
@@ -162,7 +162,7 @@ def _results(node: Node) -> dict[str, Node]:
 
 
 def _take_results(node: Node, written: Node) -> None:
-    """Take the results of the step operator ``node`` that are no states from ``written``."""
+    """Take the results of the step operator ``node`` other than states from ``written``."""
     carried = STEPS[node.target].carried.values()
     rest = [result.name for result in node.target._schema.returns if result.name not in carried]
     for name, result in _results(node).items():

@@ -49,7 +49,7 @@ def stream(  # noqa: PLR0913  public
         state: the state after the tokens before ``ids``, with a row for each sequence; None: no tokens.
         lookup: draft several tokens at once from the text so far, prompt included, and verify them in one call.
         draft: a small model of the same vocabulary that drafts instead. Up to rounding, drafts change no token, nor, with the same
-            ``generator``, sampled ones; when too few are accepted, drafting stops.
+            ``generator``, sampled ones; if too few are accepted, drafting stops.
 
     Returns:
         An iterator of integers for one sequence, of tensors [B] for a batch. A row that has ended repeats its stop token,

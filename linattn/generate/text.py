@@ -12,7 +12,7 @@ from linattn.data.codec import Stream
 def stream_text(tokens: Iterable[int], decoder: Stream, stop: Sequence[str] = ()) -> Iterator[str]:
     """Decode ``tokens`` as they arrive; end before the first text of ``stop``.
 
-    Text that may be the beginning of a stop text is held back.
+    Text that may begin a stop text is held back.
     """
     if not isinstance(tokens, Iterable):
         raise TypeError(f"tokens must be integers one after the other, but came as {described(tokens)}")

@@ -1,4 +1,4 @@
-"""Iterator over new tokens: the model's own code first, then a captured step."""
+"""Iterator over new tokens: by the uncaptured model first, then by a captured step."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Tokens(Iterator[Any]):
     """Iterator over the tokens of :func:`stream`, with the state after them.
 
-    The model's own code reads the prompt and the token after it. A captured step (``linattn.generate.captured``) reads the others
-    where one can be made and enough tokens are left. ``how`` says which of the two runs, and why.
+    The uncaptured model reads the prompt and the token after it. A captured step (``linattn.generate.captured``) reads the others
+    if there can be one and enough tokens are left. ``how`` says which of the two runs, and why.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Tokens(Iterator[Any]):
             self._unread = self._unread[:, done:]
         self._read(piece, None if tell is None else lambda count: tell(done + count))
 
-    @torch.no_grad()  # not inference mode: tokens and state may enter a call with gradients
+    @torch.no_grad()  # not inference mode: tokens and state may be used with gradients
     def __next__(self) -> Any:
         if self._left == 0:
             raise StopIteration
@@ -103,7 +103,7 @@ class Tokens(Iterator[Any]):
         return nullcontext() if (step := self._step) is None else step.lock
 
     def _eager(self) -> Tensor:
-        """Compute the next token by the model's own code."""
+        """Compute the next token by the uncaptured model."""
         before, one, model = self._state, self._unread.shape[1] == 1, self._model
         if self._known is None:
             self._read()
@@ -148,7 +148,7 @@ class Tokens(Iterator[Any]):
         return self._step.tokens.clone()
 
     def _run(self) -> None:
-        """Read the last token by the captured step, unless that has been done."""
+        """Read the last token by the captured step if it is unread."""
         assert self._step is not None
         if not self._ahead:
             self._step.run()
@@ -181,16 +181,15 @@ class Tokens(Iterator[Any]):
             self._ended = self._ended | (token == stop)
 
     def give_up(self) -> None:
-        """Leave the captured step to another generation, and capture one anew with the next token.
-
-        This happens after the last token, and where two threads were given one step.
+        """Leave the captured step to another generation, and capture again with the next token.
+        This happens after the last token, and if two threads were given the same step.
         """
         self._leave()
         self.how, self._captures = "as the model is written: another generation took the captured step", True
 
     @torch.no_grad()
     def _leave(self) -> None:
-        """Take back the state from the captured step, and the token that it computed or has not read yet."""
+        """Take back the state from the captured step, and its computed or unread token."""
         step = self._step
         assert step is not None
         self._state, self._ended, token = step.state, step.ended.clone(), step.tokens.clone()

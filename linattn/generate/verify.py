@@ -1,7 +1,7 @@
-"""Verification of drafts: one call of a model reads several tokens of each row, and the state advances by the kept ones.
+"""Verification of drafts: one call of a model reads several tokens of each row, and the state advances by the accepted ones.
 
 The call changes no state and records the inputs of the mixers. The state after the kept tokens comes from running the mixers alone on
-these inputs, without feed-forwards and head. So no mixer needs code of its own to take back rejected tokens.
+these inputs, without feed-forwards and head. So mixers need no code to roll back rejected tokens.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Verification:
 
     @torch.inference_mode()
     def __call__(self, rows: Sequence[Sequence[int]], done: Sequence[bool]) -> list[list[int]]:
-        """Chosen tokens after the accepted ones of ``rows``; of rows that are ``done`` all are accepted, and none is chosen."""
+        """Chosen tokens after the accepted ones of ``rows``; for rows that are ``done`` all are accepted and none is chosen."""
         laid = [[*row, *[0] * (self._longest - len(row)), len(row), int(end)] for row, end in zip(rows, done, strict=True)]
         self._given.copy_(torch.tensor(laid))
         self._run()

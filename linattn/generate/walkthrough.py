@@ -92,7 +92,7 @@ class Walkthrough:
 
     @property
     def candidates(self) -> list[Token]:
-        """Most likely tokens, and the chosen one behind them if it is not among them."""
+        """Most likely tokens, and the chosen one last if it is not among them."""
         first = self.written[0]
         return self.likeliest if any(t.number == first.number for t in self.likeliest) else [*self.likeliest, first]
 

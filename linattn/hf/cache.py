@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from linattn.state import State
 
-NAMES = ("cache", "past_key_values", "cache_params")  # of the argument: from transformers 5.24 on, before, and before in Mamba
+NAMES = ("cache", "past_key_values", "cache_params")  # of the argument: since transformers 5.24, earlier, and earlier in Mamba
 
 
 def name_of_cache(function: Callable) -> str:
@@ -72,7 +72,7 @@ class StateCache(Cache):
 
     @property
     def is_linear(self) -> list[bool]:
-        return [False]  # generate() omits the columns that the model has read, as it does for keys and values
+        return [False]  # lets generate() omit columns that the model has read, as for keys and values
 
     @property
     def is_croppable(self) -> bool:

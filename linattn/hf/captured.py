@@ -23,7 +23,7 @@ from linattn.generate.tokens import Tokens
 from linattn.hf.cache import CACHE, StateCache, keyword
 from linattn.state import State
 
-_WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)  # depend on the logits alone
+_WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)  # depend only on the logits
 _KNOWN_CRITERIA = (MaxLengthCriteria, EosTokenCriteria)  # criteria whose limits can be read
 _RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
@@ -54,7 +54,7 @@ class Assistance:
 
     def tokens(self, model: Any, read: Tensor, mask: Tensor | None, token: Tensor, limit: int, rule: Rule, stops: tuple[int, ...],
                state: State | None) -> Speculated:  # fmt: skip
-        """Tokens behind ``token`` [B], which follows the prompts ``read`` [B, T] with the mask of their last columns."""
+        """Tokens after ``token`` [B], which follows the prompts ``read`` [B, T] with the mask of their last columns."""
         keep = torch.ones_like(read, dtype=torch.bool) if mask is None else mask[:, -read.shape[1] :].bool()
         before = [row[kept].tolist() for row, kept in zip(read, keep, strict=True)]
         tokens = Speculated(model, token[:, None], limit, rule, stops, state, Source(self.model, before), single=False)
@@ -107,7 +107,7 @@ def _stops(criteria: StoppingCriteriaList) -> tuple[int, ...]:
 
 
 def ends(new: Tensor, criteria: StoppingCriteriaList, config: Any) -> Tensor:
-    """Number of the ``new`` tokens [B, n] before each row's filler, [B]; n for rows without filler."""
+    """Number of the ``new`` tokens [B, n] before each row's padding, [B]; n for rows without padding."""
     stops, pad = _stops(criteria), config._pad_token_tensor
     stopped = torch.isin(new, torch.tensor(stops, dtype=new.dtype, device=new.device)).long()
     real = stopped.cumsum(1) - stopped == 0

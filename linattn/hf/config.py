@@ -33,7 +33,7 @@ class LMConfig(models.LMConfig, PreTrainedConfig):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
-        """Do nothing, as the models: :mod:`linattn.hf.remote` is what saved folders name."""
+        """Do nothing: saved folders name the classes by :mod:`linattn.hf.remote`."""
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Raise TypeError for keywords that resemble our fields; transformers itself admits any keyword."""

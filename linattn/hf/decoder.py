@@ -28,7 +28,7 @@ class Call:
     mask: Tensor | None  # [B, T] bool, True for real tokens; None: all are
     cache: StateCache | None
     use_cache: bool
-    cu_seqlens: Tensor | None  # [N + 1] of all rows put end to end; None: nothing is packed
+    cu_seqlens: Tensor | None  # [N + 1] of all rows concatenated; None: not packed
     output_hidden_states: bool
 
     @property
@@ -167,7 +167,7 @@ class Answers:
         return hidden, cache, None if between is None else (*between, hidden)
 
     def _check_checkpointing(self, cache: StateCache | None) -> None:
-        """Raise ValueError for outputs that reentrant checkpointing would cut off from the gradient: it records a layer's output alone."""
+        """Raise ValueError for outputs that reentrant checkpointing would detach: it records only a layer's output."""
         if not (self._backbone.gradient_checkpointing and self.training and torch.is_grad_enabled()):
             return
         if not getattr(self._backbone._gradient_checkpointing_func, "keywords", {}).get("use_reentrant", True):
@@ -180,7 +180,7 @@ class Answers:
 class Decoder(Answers, Backbone):
     """Backbone within a model of transformers; with ``input_ids=`` or ``inputs_embeds=`` it behaves as ``AutoModel``.
 
-    TRL's trainers, for example, call it so to compute logits themselves.
+    Called by TRL's trainers, for example, which compute logits themselves.
     """
 
     def __init__(self, config: LMConfig) -> None:

@@ -16,7 +16,7 @@ from linattn.generate.prefill import prefill, resume
 from linattn.generate.stream import check_draft
 from linattn.hf import captured
 from linattn.hf.cache import CACHE, StateCache, keyword, pop_cache
-from linattn.hf.packing import ENDS, begun_again, breaks, check_positions
+from linattn.hf.packing import ENDS, breaks, check_positions, restarts
 from linattn.state import State
 from linattn.state.store import PrefixStore
 
@@ -153,7 +153,7 @@ class StateGenerationMixin(GenerationMixin):
         self._finish(cache, input_ids, out, stopping_criteria, generation_config)
         return out
 
-    def _assisted_decoding(  # the arguments of transformers' own
+    def _assisted_decoding(  # signature of transformers' method
         self: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any, synced_gpus: bool = False,
         streamer: Any = None, inputs_tensor: Any = None, assistant_model: Any = None, assistant_tokenizer: Any = None,
         tokenizer: Any = None, **model_kwargs: Any,
@@ -183,7 +183,7 @@ class StateGenerationMixin(GenerationMixin):
         cast(Any, super())._validate_generation_mode(GenerationMode.SAMPLE if assisted else generation_mode, *args)
 
     def _finish(self: Any, cache: Any, input_ids: Tensor, out: Any, stopping_criteria: Any, generation_config: Any) -> None:
-        """Remove filler from the cache if the state after its prompt was kept."""
+        """Remove padding from the cache if the state after its prompt was kept."""
         if isinstance(cache, StateCache) and cache.prompt is not None:
             new = (out if isinstance(out, Tensor) else out.sequences)[:, input_ids.shape[1] :]
             self._without_padding(cache, *cache.prompt, new, captured.ends(new, stopping_criteria, generation_config))
@@ -191,8 +191,7 @@ class StateGenerationMixin(GenerationMixin):
 
     def _without_padding(self: Any, cache: StateCache, state: State, seen: int, new: Tensor, ends: Tensor) -> None:
         """Recompute the state of rows that ended before others, by reading the first ``ends`` [B] tokens of ``new`` [B, n] again.
-
-        These rows have read padding since, which a state cannot undo.
+        These rows have read padding since, which cannot be removed from a state.
         """
         read = new[:, : cache.seen - seen]
         mask = torch.arange(read.shape[1], device=new.device) < ends[:, None]
@@ -292,7 +291,7 @@ def _check_positions(kwargs: dict[str, Any]) -> None:
         positions = positions[..., -tokens.shape[1] :] if past else positions
         check_positions(positions, tokens, "position_ids")
         padding = None if mask is None else mask[:, mask.shape[1] - tokens.shape[1] :]
-        packed = packed or (None if begun_again(breaks(positions), padding) is None else "position_ids")
+        packed = packed or (None if restarts(breaks(positions), padding) is None else "position_ids")
     if packed is not None:
         raise ValueError(f"{packed} packs sequences into one row, but generate needs one row per prompt; prefill packs a list of prompts")
 

@@ -123,7 +123,7 @@ def config_of(given: PreTrainedConfig | models.LMConfig | dict[str, Any]) -> LMC
             return LMConfig.from_dict(content)
         source = family(kind)
         return LMConfig(**source.fields(source.config_of(content)))
-    except (StrictDataclassError, TypeError, LookupError, ArithmeticError, AttributeError) as error:  # a config may contain anything
+    except (StrictDataclassError, TypeError, LookupError, ArithmeticError, AttributeError) as error:  # a config may hold any JSON
         raise ValueError(f"the config is invalid: {error}") from None
 
 
@@ -147,7 +147,7 @@ def their_config(ours: models.LMConfig, target: Family) -> dict[str, Any]:
 
 
 _FIELDS = {f.name for f in fields(models.LMConfig)}
-_NAMES = 64  # most names in an error; a layer without experts has fewer weights
+_NAMES = 64  # limit of names in an error; a layer without experts has fewer weights
 _LAYERS = ("num_hidden_layers", "num_blocks", "layers")
 
 
@@ -213,7 +213,7 @@ def _generation(path: Path) -> GenerationConfig | None:
     content = folders.generation_of(path)
     try:
         return None if content is None else GenerationConfig.from_dict(content)
-    except (ValueError, TypeError, AttributeError) as error:  # the file may contain anything
+    except (ValueError, TypeError, AttributeError) as error:  # the file may hold any JSON
         raise ValueError(f"{path}: {folders.GENERATION} is invalid: {error}") from None
 
 
@@ -241,7 +241,7 @@ def _state(model: LinattnForCausalLM, model_type: str, weights: folders.Weights)
     else:
         experts = model.config.ffn_options.get("experts", {}).get("count", 0)  # their config may count experts although no layer has any
         merged = [count for name in weights.names if name.endswith(".experts.down_proj") for count in weights.shape(name)[:1]]
-        if experts > max(len(weights.names), *merged, 0):  # before a name is built for each
+        if experts > max(len(weights.names), *merged, 0):  # before names are built for them
             raise ValueError(f"{folders.CONFIG} counts {experts} experts in a layer, but there are {len(weights.names)} weights")
         source = family(model_type)
         (embedding, head), lines = source.tied, source.lines(model.config)
@@ -255,7 +255,7 @@ def _state(model: LinattnForCausalLM, model_type: str, weights: folders.Weights)
     for line in lines:
         if line.ours:
             own = line.read([weights[name] for name in line.theirs], [hollow[name].shape for name in line.ours])
-            state |= zip(line.ours, own if len(own) == 1 else [t.clone() for t in own], strict=True)  # own memory for parts of one tensor
+            state |= zip(line.ours, own if len(own) == 1 else [t.clone() for t in own], strict=True)  # copies parts of one tensor
     if tied:
         state["lm_head.weight"] = state["model.embedding.weight"]
         if head in weights.names and not torch.equal(weights[head], weights[embedding]):

@@ -58,7 +58,9 @@ class LinattnPreTrainedModel(Answers, PreTrainedModel):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = None) -> None:
-        """Do nothing: saved folders name the classes by :mod:`linattn.hf.remote`, and copies of these files would not run alone."""
+        """Do nothing: saved folders name the classes by :mod:`linattn.hf.remote`, and copies of these files would not run without the
+        package.
+        """
 
     @torch.no_grad()
     def initialize_weights(self) -> None:

@@ -28,7 +28,7 @@ class Packing(TypedDict, total=False):
 
 
 ENDS = (PACKED, "cu_seq_lens_k")
-PLACES = ("seq_idx", "position_ids")  # arguments with a number for each token
+PLACES = ("seq_idx", "position_ids")  # arguments with a number per token
 
 
 def sequences(
@@ -82,7 +82,7 @@ def _ends(name: str, t: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor |
     if not t.shape[1]:
         return None
     t = t.expand(tokens.shape[0], -1)
-    return begun_again(breaks(t), mask) if name == "position_ids" else borders(t.diff() != 0)
+    return restarts(breaks(t), mask) if name == "position_ids" else borders(t.diff() != 0)
 
 
 def check_positions(t: Any, tokens: Tensor, name: str) -> None:
@@ -104,7 +104,7 @@ def breaks(positions: Tensor) -> Tensor:
     return positions.diff() != 1
 
 
-def begun_again(starts: Tensor, mask: Tensor | None) -> Tensor | None:
+def restarts(starts: Tensor, mask: Tensor | None) -> Tensor | None:
     """Compute :func:`borders` of positions that restart; None if none does, or beside padding, which has positions too.
 
     The number of sequences is known only from the values, which synchronises with a GPU.

@@ -1,4 +1,4 @@
-"""Options to train a model with, so that another library's model class can express it."""
+"""Training options with which another library's model class can express a model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SIZES = {"vocab_size", "dim", "layers", "ffn_dim", "mixer", "mixer_options", "f
 
 
 def layers_for(target: Family) -> str:
-    """Words of the command line that train the layers of ``target``."""
+    """Command-line arguments that train the layers of ``target``."""
     theirs = _PATTERNS.get(target.model_type) or target.fields(target.config_of({"model_type": target.model_type}))
     return " ".join(f'--{name} "{_period(theirs[name])}"' for name in ("mixer", "ffn") if name in theirs)
 

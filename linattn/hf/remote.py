@@ -1,4 +1,4 @@
-"""File beside saved weights through which ``trust_remote_code=True`` finds our classes without an import of linattn."""
+"""File beside saved weights through which ``trust_remote_code=True`` finds the classes without an import of linattn."""
 
 from __future__ import annotations
 

@@ -30,12 +30,12 @@ class Recurrence(Terms):
     skip: Tensor | None = None
 
     def to(self, dtype: torch.dtype) -> Recurrence:
-        """Copy with q, k, v and erase in ``dtype``, for which kernels are made; decay, beta and bonus stay as precise as they are."""
+        """Copy with q, k, v and erase in ``dtype``, for which kernels are made; decay, beta and bonus keep their dtype."""
         erase = self.erase and (self.erase[0].to(dtype), self.erase[1].to(dtype))
         return replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype), erase=erase)
 
     def masked(self, valid: Tensor | None) -> Recurrence:
-        """Copy in which tokens outside ``valid`` [B, T] write, fade and erase nothing."""
+        """Copy in which tokens outside ``valid`` [B, T] do not write, decay or erase."""
         if valid is None:
             return self
         token, channel = valid[..., None], valid[..., None, None]  # beside [B, T, H] and [B, T, H, K]
@@ -64,13 +64,13 @@ class Mixer(nn.Module):
 
     info: ClassVar[Info]
     keep_float32: ClassVar[tuple[str, ...]] = ()  # own parameters that stay at least float32 in every conversion: time constants
-    gates: ClassVar[tuple[str, ...]] = (  # names of own linear maps that make decays and write strengths, which are not quantised
+    gates: ClassVar[tuple[str, ...]] = (  # names of own linear maps for decays and write strengths, which are not quantised
         "decay_proj", "dt_proj", "a_proj", "b_proj", "beta_proj", "f_proj", "i_proj", "gates_proj", "rate_proj", "tau_proj", "level_proj",
     )  # fmt: skip
     shares: ClassVar[bool] = False  # layers of this kind pass a tensor up through the model: see ``forward``
-    adds_loss: ClassVar[bool] = False  # reports losses of its own, see ``linattn.ffn.reports``
-    packs: ClassVar[bool] = True  # ``mix`` supports packed sequences; otherwise each comes to it as a row
-    shards: ClassVar[bool | None] = None  # the class's own ``mix`` and ``attend`` run under context parallelism; None: not known to
+    adds_loss: ClassVar[bool] = False  # adds auxiliary losses, see ``linattn.ffn.reports``
+    packs: ClassVar[bool] = True  # ``mix`` supports packed sequences; otherwise it gets each as a row
+    shards: ClassVar[bool | None] = None  # the class's own ``mix`` and ``attend`` run under context parallelism; None: unknown
     # Each head's part of every projection stands on its own, so processes can share the heads (:mod:`linattn.parallel.heads`): the
     # fused projections, each with the attributes that size its sections, such as "qkv_proj: keys keys values". None: it does not.
     heads_apart: ClassVar[tuple[str, ...] | None] = None
@@ -190,7 +190,7 @@ class Mixer(nn.Module):
             x: tokens [B, T, D]; T may be 0, and T = 1 with a state is a decoding step.
             state: state returned by an earlier call, a dict of tensors with one row a sequence.
             return_state: also return the state after the last real token.
-            mask: [B, T] bool, True = real token. Padding writes nothing, fades nothing, shifts nothing; its output is 0. Or the number of
+            mask: [B, T] bool, True = real token. Padding does not write, decay or shift; its output is 0. Or the number of
                 real tokens of each row, [B] int64: those at its front.
             cu_seqlens: [N + 1] int: B is 1 and N sequences lie end to end; the state has N rows.
             shared: tensor from the last layer of this kind, for the same tokens, mask and cu_seqlens; None for the first layer.

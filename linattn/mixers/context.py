@@ -52,7 +52,7 @@ class CallContext:
         self.rows = self.batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
         self.lengths, self.cu_seqlens = lengths, cu_seqlens
         self.returning = returning  # the call returns the state after it
-        self.shared = shared  # from the layer before of this kind, real tokens first; may be replaced
+        self.shared = shared  # from the previous layer of this kind, real tokens first; may be replaced
         self.across = context  # of a cross mixer; without tokens if the state has already read them
         self.grid = grid  # of a grid mixer: height and width, T = height * width with rows first
         self.new: State = {}
@@ -223,7 +223,7 @@ class CallContext:
         if self.lengths is not None:
             last = self.lengths[:, None] + torch.arange(n, device=x.device)  # [B, n]
             return _after(old, x, n).gather(1, last[..., None].expand(-1, -1, x.shape[-1]))
-        if not torch.compiler.is_compiling() and self.tokens >= n:  # no graph depends on how many tokens there are
+        if not torch.compiler.is_compiling() and self.tokens >= n:  # compiled graphs must not depend on the number of tokens
             return x[:, self.tokens - n :].clone()
         return _after(old, x, n)[:, self.tokens :].clone()
 

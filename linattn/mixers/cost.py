@@ -15,7 +15,7 @@ from linattn.arguments import whole
 from linattn.mixers import registry
 from linattn.mixers.base import Mixer
 
-_MOST = 10**15  # tokens and rows: their product with a width is a size that 64 bits count
+_MOST = 10**15  # limit of tokens and rows, so that their product with a width fits 64 bits
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ class Errors:
     Args:
         test: the file, in a checkout.
         comparisons: number of comparisons.
-        largest: the largest error by the precision of the comparison, "float64" for example: that of the less precise side.
+        largest: the largest error by the precision of the comparison, "float64" for example: of the less precise side.
     """
 
     test: str

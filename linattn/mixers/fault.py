@@ -1,4 +1,4 @@
-"""Explanation of a module's call that failed inside torch: one line that names the argument, made only after a failure."""
+"""Explanation of a failed module call: one line that names the argument, computed only after a failure inside torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def explain_failure(forward: Forward) -> Forward:
 def _fault(module: nn.Module, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     try:
         given = signature.bind(*args, **kwargs).arguments
-    except TypeError:  # missing, superfluous or unknown arguments, which Python reports
+    except TypeError:  # wrong arguments, which Python reports itself
         return None
     weights = [*module.parameters(), *module.buffers()]
     for name, value in given.items():
@@ -85,7 +85,7 @@ def _state_fault(module: nn.Module, state: Any, given: dict[str, Any]) -> str | 
     try:
         with torch.no_grad():
             _, own = module(torch.zeros_like(x[:, :1]), return_state=True)
-    except Exception:  # the state is not known to be the reason
+    except Exception:  # the reason may be something else
         return None
     pairs = (
         [("", own, state)]

@@ -54,7 +54,7 @@ def values(mixer: Mixer, x: Tensor, *others: Any) -> Tensor:
 
 
 def _recurrence(mixer: Mixer, x: Tensor, *others: Any) -> tuple[Recurrence, CallContext]:
-    info = getattr(mixer, "info", None)  # a mixer need not be registered to be looked at
+    info = getattr(mixer, "info", None)  # unregistered mixers can be inspected too
     if info is not None and not info.linear_in_values:
         raise ValueError(f"mixer: {info.name} has no mixing matrix: its output is not linear in values that the tokens write")
     call = mixer.begin(x, *others)

@@ -1,4 +1,4 @@
-"""Kinds of mixers besides sequence mixers: to a context, over a grid, to another length, each token on its own.
+"""Kinds of mixers besides sequence mixers: cross attention, grids, resampling, feed-forwards.
 
 All are :class:`Mixer` with the same ``project``, ``attend`` and ``read`` (or ``mix``); the call context holds the rest.
 """
@@ -23,9 +23,9 @@ from linattn.ops.checks import tensor
 class CrossMixer(Mixer):
     """Base of mixers that attend to another sequence: x [B, Tq, D] and a context [B, T, D] -> [B, Tq, D].
 
-    ``project`` makes queries of x, and keys and values of ``call.across.tokens``. Every token reads the whole context and none
-    reads another token of x, so x may come in pieces: ``y, state = mixer(x, context, return_state=True)``, then
-    ``mixer(further, state=state)``, whose context has no tokens: the state holds what the first call kept of it.
+    ``project`` makes queries of x, and keys and values of ``call.across.tokens``. Every token reads the whole context and no
+    other token of x, so x may come in pieces: ``y, state = mixer(x, context, return_state=True)``, then
+    ``mixer(further, state=state)``, with an empty context: the state holds that of the first call.
     """
 
     causal = False
@@ -48,7 +48,7 @@ class CrossMixer(Mixer):
         mask: Tensor | None = None,
         context_mask: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, State]:
-        """Let ``x`` [B, Tq, D] attend to ``context`` [B, T, D].
+        """Attend from ``x`` [B, Tq, D] to ``context`` [B, T, D].
 
         Args:
             x: the tokens of the queries; Tq may be 0.
@@ -119,7 +119,7 @@ class GridMixer(Mixer):
             whole(name, size, 0)
         if height * width != x.shape[1]:
             raise ValueError(f"x must have height * width = {height} * {width} tokens, but came with {list(x.shape)}")
-        return self.mix(x, self.begin(x, height, width)) if x.shape[1] else x  # nothing to mix, and convolutions refuse it
+        return self.mix(x, self.begin(x, height, width)) if x.shape[1] else x  # empty: torch's convolutions reject it
 
 
 class Resampler(Mixer):
@@ -136,7 +136,7 @@ class Resampler(Mixer):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
         """Mix ``x`` [B, T, D] to [B, T', D] and its mask [B, T'] bool, None if ``mask`` is None.
 
-        ``mask`` [B, T] bool, True = real token: a row's output is that of its real tokens alone, real tokens first, 0 behind them.
+        ``mask`` [B, T] bool, True = real token: a row's output depends on its real tokens only, real tokens first, then zeros.
         """
         if sharding.active() is not None:
             self.check_sharded()

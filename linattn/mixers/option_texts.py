@@ -1,7 +1,6 @@
 """Texts of the constructors' options, for ``linattn show`` and the documentation.
 
-:data:`TEXTS` has options that mean the same in several mixers, :data:`ALONE` those of one; an option that the Args of the class describe
-needs neither.
+:data:`TEXTS` has options with the same meaning in several mixers, :data:`ALONE` those of one; options in a class's Args need neither.
 """
 
 from __future__ import annotations
@@ -283,7 +282,7 @@ class Option:
 
 
 def options(info: Info) -> list[Option]:
-    """Options of a mixer's constructor besides ``dim``, in their order; the text is "" where nothing says what one is."""
+    """Options of a mixer's constructor besides ``dim``, in order; the text is "" if there is none."""
     found = []
     for p in inspect.signature(info.cls).parameters.values():
         if p.name != "dim" and p.kind is not p.VAR_KEYWORD:

@@ -28,7 +28,7 @@ def unit(x: Tensor, eps: float = 1e-6, dtype: torch.dtype | None = None) -> Tens
 
 
 def clamp_beta(beta: Tensor, k: Tensor) -> Tensor:
-    """Limit ``beta`` [..., H] to 2 / ‖k‖²: rounding may leave k longer than 1, and beyond 2 each repeated token grows the state."""
+    """Limit ``beta`` [..., H] to 2 / ‖k‖²: rounding may leave k longer than 1, and beyond 2 / ‖k‖² a repeated token grows the state."""
     return torch.minimum(beta, 2 / to_float32(k).square().sum(-1).clamp(min=1))
 
 
@@ -103,7 +103,7 @@ class ShortConvolution(nn.Module):
             before = call.before(self.name, x, self.width - 1)
             return short_convolution(x, self.weight, self.bias, before=before, activation=self.activation)
         longer, places = call.context(self.name, x, self.width - 1)
-        with sharding.activated(None):  # the tokens before are there already
+        with sharding.activated(None):  # x already has the previous tokens
             y = short_convolution(longer, self.weight, self.bias, activation=self.activation)
         return y[:, self.width - 1 :] if places is None else y.index_select(1, places)
 

@@ -19,7 +19,7 @@ from linattn.mixers.base import Mixer
 from linattn.mixers.taxonomy import FAMILIES
 
 KINDS = ("sequence", "cross", "grid", "resample", "feed-forward")
-GROWTHS = ("n", "n log n", "n^1.5", "n^2")  # of time and memory with n tokens, other sizes as they are
+GROWTHS = ("n", "n log n", "n^1.5", "n^2")  # of time and memory with n tokens, other sizes constant
 SYMMETRIES = ("permutation", "shift")
 GROUP = "linattn.mixers"  # the entry point group: name = "package.module", which registers when it is imported
 
@@ -63,7 +63,7 @@ class Info:
     cls: type[Mixer] = field(repr=False)
     exemptions: dict[str, str] = field(default_factory=dict)  # conformance check -> reason
     growth: str = "n"  # of time and memory with the number of tokens, one of GROWTHS
-    symmetry: str | None = None  # what commutes with it where it is not causal: permutations of tokens, or shifts, far from the ends
+    symmetry: str | None = None  # equivariance where it is not causal: to permutations of tokens, or to shifts, far from the ends
     families: tuple[str, ...] = ()  # from taxonomy.FAMILIES, if they differ from the FAMILY of its package
     chinese: dict[str, str] = field(default_factory=dict, repr=False)  # English text of a field, or a clause of it -> Chinese
 
@@ -104,7 +104,7 @@ def register(name: str, *, title: str, **about: Unpack[About]) -> Callable[[type
 
     Raises:
         TypeError: for a field that :class:`Info` does not have, and for values of another type.
-        ValueError: for kinds, growths, symmetries and families that do not exist, and a name that is taken.
+        ValueError: for kinds, growths, symmetries and families that do not exist, and a name in use.
     """
     facts = _facts(about)
 
@@ -193,7 +193,7 @@ def create(name: str, *, dim: int, **options: Any) -> Mixer:
     _check_types(known, options)
     dtype = torch.get_default_dtype()
     parameter_dtype = torch.promote_types(dtype, torch.float32)
-    torch.set_default_dtype(parameter_dtype)  # time constants stay so, and torch makes no orthogonal matrix of a half
+    torch.set_default_dtype(parameter_dtype)  # for time constants, and since torch has no orthogonal init in half precision
     try:
         mixer = known.cls(dim=dim, **options)
     except (RuntimeError, TypeError, MemoryError) as error:

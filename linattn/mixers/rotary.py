@@ -38,8 +38,8 @@ def frequencies(x: Tensor, rotated: int, base: float, scaling: Mapping[str, Any]
     """Angle per position of each pair of ``rotated`` channels, [rotated / 2], on the device of ``x`` in float32 or float64.
 
     Without ``scaling`` pair i has base^(-2 i / rotated) (RoFormer, arXiv 2104.09864). ``linear`` divides all by ``factor``; ``llama3``
-    and ``yarn`` (arXiv 2309.00071, section 3.2) divide those that turn seldom within the original length, keep those that turn
-    often, and interpolate in between.
+    and ``yarn`` (arXiv 2309.00071, section 3.2) divide low frequencies, with few rotations within the original length, keep high ones,
+    and interpolate in between.
     """
     channel = torch.arange(0, rotated, 2, dtype=to_float32(x.new_empty(0)).dtype, device=x.device)
     plain = float(base) ** (-channel / rotated)  # torch takes integers up to 64 bits
@@ -59,7 +59,7 @@ def _kept(channel: Tensor, plain: Tensor, base: float, scaling: Mapping[str, Any
     length = scaling["original_max_position_embeddings"]
     if scaling["rope_type"] == "llama3":
         low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-        turns = plain * (length / (2 * math.pi))  # within the original length
+        turns = plain * (length / (2 * math.pi))  # rotations within the original length
         return ((turns - low) / (high - low)).clamp(0, 1)
     rotated = 2 * len(channel)
     first, last = (rotated * math.log(length / (2 * math.pi * scaling[name])) / (2 * math.log(base)) for name in ("beta_fast", "beta_slow"))

@@ -128,7 +128,7 @@ class LMConfig(StackConfig):
                 raise ValueError(f"{name} must be True or False, but came as {getattr(self, name)!r}")
         for name, choices in (("norm", NORMS), ("block", BLOCKS)):
             value = getattr(self, name)
-            if not isinstance(value, str) or value not in choices:  # an array compares number by number
+            if not isinstance(value, str) or value not in choices:  # arrays compare elementwise
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, but came as {described(value)}")
         names = pattern.parse(self.mixer, "mixer")
         for name, options in self.mixer_options.items():

@@ -101,7 +101,7 @@ class Backbone(nn.Module):
             x = x.to(torch.get_autocast_dtype(device))
         x = x if self.scale == 1 else x * self.scale
         x = x if self.embedding_norm is None else self.embedding_norm(x)
-        return torch.cat([x, x], -1) if self.reversible else x  # two streams that start equal
+        return torch.cat([x, x], -1) if self.reversible else x  # two equal streams
 
     @property
     def device(self) -> torch.device:
@@ -110,7 +110,7 @@ class Backbone(nn.Module):
 
     @property
     def _vocabulary(self) -> int:
-        """Number of tokens of the embedding, which adapters may have wrapped; a quantised one is not unpacked for it."""
+        """Number of tokens of the embedding, which adapters may have wrapped; a quantised one is not dequantised."""
         count = getattr(self.embedding, "num_embeddings", None)
         return len(self.embedding.weight) if count is None else int(count)
 

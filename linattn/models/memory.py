@@ -1,4 +1,4 @@
-"""Lower bound of a model's memory, checked before allocation, so that impossible sizes end in one line of error."""
+"""Lower bound of a model's memory, checked before allocation, so that impossible sizes give a one-line error."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def built_parameters(build: Callable[[], nn.Module]) -> int:
 
 
 def require_training(config: LMConfig, *, tokens: int, chunk: int, shards: int = 1) -> None:
-    """Check that memory suffices for a training: its parameters, and the least that a batch saves for the backward pass.
+    """Check that memory suffices for a training: its parameters, and a lower bound of the tensors saved for the backward pass.
 
     Args:
         config: the model.

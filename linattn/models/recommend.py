@@ -101,7 +101,7 @@ class RecommendModel(SavedModel):
 
     @torch.inference_mode()
     def recommend(self, histories: list[Tensor], count: int = 10) -> Tensor:
-        """Return the ``count`` most likely next items of each history [n], [B, count], best first, earlier items included."""
+        """Return the ``count`` most likely next items of each history [n], [B, count], best first, including earlier items."""
         items, mask = padded(histories, self.config.length)
         last = mask.sum(1) - 1
         hidden = self.hidden(items.to(self.embedding.weight.device), mask.to(self.embedding.weight.device))

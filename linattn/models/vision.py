@@ -24,7 +24,7 @@ from linattn.ops.checks import tensor
 
 NORMS = ("layer", "rms", "prepbn", "none")
 
-# Stacks of papers that need more than the name of a mixer.
+# Stacks of papers with more settings than the name of a mixer.
 PRESETS: dict[str, dict[str, Any]] = {
     "efficientvit": {"mixer": "efficientvit, mbconv", "ffn": "none", "norm": "none"},  # arXiv 2205.14756: a block is two of our layers
     "slab": {"mixer": "slab", "ffn": "mlp", "norm": "prepbn", "norm_eps": 1e-6},  # arXiv 2405.11582, its DeiT
@@ -188,7 +188,7 @@ class ImageModel(SavedModel):
             layer.mixer_norm = _fold(layer.mixer_norm, layer.mixer, mix, x)
             if layer.ffn is not None:
                 layer.ffn_norm = _fold(layer.ffn_norm, layer.ffn, layer.ffn, x)
-        model.head, model.norm = folded(cast(PRepBN, model.norm), model.head), nn.Identity()  # the mean between them is affine, too
+        model.head, model.norm = folded(cast(PRepBN, model.norm), model.head), nn.Identity()  # the mean between them is affine as well
         return model
 
     def load_deit(self, weights: Mapping[str, Tensor]) -> None:

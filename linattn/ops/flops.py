@@ -18,15 +18,15 @@ def counter() -> FlopCounterMode:
     """Context that counts operations; imports its module on demand, because that loads triton."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    _tell()
+    _register_formulas()
     return FlopCounterMode(display=False)
 
 
 @cache
-def _tell() -> None:
+def _register_formulas() -> None:
     from torch.utils.flop_counter import flop_registry, register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
-    import linattn.ops.short_convolution  # noqa: F401  whose operators these are
+    import linattn.ops.short_convolution  # noqa: F401  defines the operators
 
     @register_flop_formula(torch.ops.linattn.short_convolution)
     def forward(x_shape: Shape, _: object, weight_shape: Shape, *__: object, **___: object) -> int:

@@ -33,7 +33,7 @@ class Card(NamedTuple):
 
     @property
     def tensor_memory(self) -> bool:
-        """True for cards whose products go through a memory of their own: B200 and its like, not an RTX 5090."""
+        """True for cards whose matrix products use tensor memory: a B200, but not an RTX 5090."""
         return self.capability[0] in (10, 11)
 
 
@@ -42,7 +42,7 @@ INTERPRETER = Card((0, 0), 1 << 40, 1)  # limits of Triton's interpreter
 
 @constant_result
 def refusal(device: torch.device, asked: bool = False) -> str | None:
-    """Reason why no GPU kernel runs on ``device``, or None. ``asked``: the caller named the backend, which the interpreter requires."""
+    """Reason why no GPU kernel runs on ``device``, or None. ``asked``: the caller named the backend, as Triton's interpreter requires."""
     found = _found(device, asked)
     return found if isinstance(found, str) else None
 

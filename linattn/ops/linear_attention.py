@@ -52,7 +52,7 @@ def linear_attention(
     q: Tensor, k: Tensor, v: Tensor, *, normalize: Literal[True], return_state: Literal[True], **options: Unpack[_Options]
 ) -> tuple[Tensor, _Pair]: ...
 @overload
-def linear_attention(  # before float, which takes it too
+def linear_attention(  # precedes float, which also admits bool
     q: Tensor, k: Tensor, v: Tensor, *, normalize: bool, return_state: bool, **options: Unpack[_Options]
 ) -> Any: ...
 @overload
@@ -125,7 +125,7 @@ def linear_attention(  # noqa: PLR0913  public
 
 
 def part_of_rows(group: sharding.Group, form: str = "auto", backend: str = "auto", **given: Any) -> Any:
-    """Compute :func:`linear_attention` on this process's part of rows whose other parts the processes of ``group`` have.
+    """Compute :func:`linear_attention` on this process's part of rows that are split over the processes of ``group``.
 
     The initial and the final state are those of the whole rows; with ``cu_seqlens``, the sequences of this part, neither may be asked for.
     Returns None, in every process alike, if no kernels exchange states: the call is not for a GPU, or does not run in chunks. Each process

@@ -32,12 +32,12 @@ def one_query(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> T
 
 
 def append(cache: Tensor, slot: Tensor, new: Tensor) -> Tensor:
-    """Cache [B, S, ...] with ``new`` [B, 1, ...] in the ``slot`` [1] int64."""
+    """Return ``cache`` [B, S, ...] with ``new`` [B, 1, ...] at ``slot`` [1] int64."""
     return cast(Tensor, _append(cache, slot, new) if tracing.recording_step() else cache.index_copy(1, slot, new))
 
 
 def append_(cache: Tensor, slot: Tensor, new: Tensor) -> None:
-    """Write ``new`` into the ``slot`` of ``cache``."""
+    """Write ``new`` to ``cache`` at ``slot``, in place."""
     cache.index_copy_(1, slot, new)
 
 

@@ -62,7 +62,7 @@ class Plan(NamedTuple):
 
     kept: Callable[[tuple[Any, ...]], tuple[Any, ...]]  # tensors, followed by options
     tensors: int  # number of saved tensors
-    flags: tuple[int, ...]  # inputs for which it gets a flag: True if their gradient is wanted
+    flags: tuple[int, ...]  # inputs whose ``needs_input_grad`` it gets
     order: Callable[[tuple[Any, ...]], tuple[Any, ...]]  # (*kept, *cotangents, *flags) -> arguments of the backward pass
     gradients: tuple[int, ...]  # inputs whose gradients it returns
     like: int  # index among the saved tensors

@@ -384,7 +384,7 @@ def _runs(start: Tensor, count: int, length: int) -> Tensor:
 
 
 def _around(start: Tensor, count: int, length: int) -> Tensor:
-    """At least the existing ones of ``count`` positions from each of ``start`` [G] on, and at most ``length`` positions."""
+    """At most ``length`` of ``count`` positions from each of ``start`` [G] on, with all that exist."""
     count = min(count, length)
     return start.clamp(0, length - count)[:, None] + torch.arange(count, device=start.device)
 

@@ -99,7 +99,7 @@ def selective_scan(  # noqa: PLR0913  public
 
 def _gated(call: _Call, bias: Tensor | None, softplus: bool, z: Tensor | None, backend: str) -> tuple[Tensor, Tensor]:
     """Run the scan with the operations before and after it, inside the kernel or around it."""
-    _check(call, positive=True)  # a bias may make them so
+    _check(call, positive=True)  # a bias may make them positive
     _check_gated(call.x, bias, z)
     tensors = (*call, bias, z)
     inside = softplus and not tracing.wanted(*tensors) and not tracing.traced(*tensors)

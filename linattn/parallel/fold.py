@@ -1,4 +1,4 @@
-"""Exchange of states: one all-gather of each segment's state from an empty start and of its link, and a fold along each sequence.
+"""Exchange of states: one all-gather of each segment's state from an empty start and its transition, and a fold along each sequence.
 
 A segment takes a state S to ``own + link · S``. The link of a recurrence without decay is the identity, that of decays a factor, that
 of rules that erase a matrix [K, K]; for a running maximum the product is a sum and the sum a maximum.
@@ -30,7 +30,7 @@ def added(own: Tensor, link: Tensor | None, state: Tensor) -> Tensor:
 
 
 def transformed(own: Tensor, link: Tensor | None, state: Tensor) -> Tensor:
-    """Compute ``own + link state``, a product of matrices, in float64, which no GPU rounds to TF32."""
+    """Compute ``own + link state``, a product of matrices, in float64, which is never rounded to TF32."""
     assert link is not None
     wide = torch.complex128 if state.is_complex() else torch.float64
     return own + (link.to(wide) @ state.to(wide)).to(own.dtype)

@@ -2,7 +2,7 @@
 
 A mixer of H heads and width D is the sum over n processes of mixers of H / n heads that read and write the whole width: projections into
 heads are cut by rows, the output projection by columns. The part is made by the class itself, for width D / n and H / n heads; its
-tensors are cut from the whole's if their shapes differ, else every process has all of them.
+tensors are cut from the whole's if their shapes differ, else they are replicated.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def refusal(module: Mixer, options: dict[str, Any], count: int) -> str | None:
 
 
 def part(module: Mixer, options: dict[str, Any], count: int) -> tuple[Mixer, dict[str, Cut]]:
-    """Make a module for one of ``count`` processes, with tensors to be filled, and the cuts of the whole's tensors.
+    """Make a module, with tensors to be filled, for one of ``count`` processes, and the cuts of the whole's tensors.
 
     Args:
         module: the whole, for which :func:`refusal` returns None.

@@ -1,4 +1,4 @@
-"""Parameters that stay float32 under ``fully_shard``: replicated in each process, with averaged gradients."""
+"""Parameters that stay float32 under ``fully_shard``: replicated, with averaged gradients."""
 
 from __future__ import annotations
 

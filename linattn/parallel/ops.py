@@ -284,7 +284,7 @@ def _constant_or_sum(rows: Rows, decay: Tensor, constant: int) -> Tensor:
 
 
 def _unread(layout: Layout, *tensors: Any) -> list[Tensor]:
-    """All ``tensors`` if this process has at most one token: they need gradients of zero, which an operation may omit."""
+    """Return ``tensors`` if this process has at most one token: they need zero gradients, which an operation may omit."""
     if layout.length > 1:
         return []
     flat = [t for given in tensors for t in (given if isinstance(given, tuple) else (given,))]

@@ -1,7 +1,7 @@
 """Exchange of states among many processes in logarithmically many steps, in place of an all-gather of all states.
 
 In step i process r receives from process r - 2^i the result of the 2^i processes up to that one (Hillis and Steele). After the last
-step each has the state after its part; one more step shifts it to the state before.
+step each has the state after its part; one more step shifts it to the state before it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from linattn.parallel.collectives import follow
 
 
 class _Shift(torch.autograd.Function):
-    """t of the process ``distance`` before this one, ``empty`` if there is none; backward sends the gradients back."""
+    """Receive t of the process ``distance`` before this one, ``empty`` if there is none; backward returns the gradients."""
 
     @staticmethod
     def forward(ctx: Any, t: Tensor, empty: Tensor, distance: int, group: dist.ProcessGroup) -> Tensor:
@@ -30,7 +30,7 @@ class _Shift(torch.autograd.Function):
 
 
 class _Ends(torch.autograd.Function):
-    """t of the process before this one, ``empty`` in the first; and t of the last process.
+    """Receive t of the process before this one, ``empty`` in the first, and t of the last process.
 
     Both in one function, so that the order of the collectives is fixed in backward too.
     """
@@ -51,7 +51,7 @@ class _Ends(torch.autograd.Function):
 
 
 def _moved(t: Tensor, empty: Tensor, distance: int, group: dist.ProcessGroup) -> Tensor:
-    """t of the process ``distance`` before this one in ``group``, after it if that is negative; ``empty`` if there is none."""
+    """Receive t of the process ``distance`` before this one in ``group``, after it if negative; ``empty`` if there is none."""
     source, target = group.rank() - distance, group.rank() + distance
     got, operations = empty.expand_as(t).contiguous().clone(), []
     if 0 <= target < group.size():

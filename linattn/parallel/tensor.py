@@ -32,7 +32,7 @@ class _Shared(torch.autograd.Function):
 
 
 class _Summed(torch.autograd.Function):
-    """Sum over the processes of ``group``, which all of them get; backward is the identity."""
+    """All-reduce sum over the processes of ``group``; backward is the identity."""
 
     @staticmethod
     def forward(ctx: Any, t: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -55,7 +55,7 @@ def share_heads(model: nn.Module, backbone: Backbone, mesh: DeviceMesh) -> Gradi
     Returns for each parameter of the model the placement of its gradients and the share of it that each process uses.
 
     Raises:
-        ValueError: naming the mixer or feed-forward that cannot be cut; nothing has been changed then.
+        ValueError: naming the mixer or feed-forward that cannot be cut; the model is unchanged then.
     """
     config: Any = model.config
     count, found = mesh.size(), []

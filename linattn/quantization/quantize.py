@@ -32,7 +32,7 @@ def quantize(
 ) -> Any:
     """Copy ``model`` with quantised weights: linear layers, embedding and head. Activations, states and all other tensors keep their dtype.
 
-    Not quantised are the rows of linear maps that make decays and write strengths, matrices with fewer than 32 rows or columns,
+    Not quantised are the rows of linear maps for decays and write strengths, matrices with fewer than 32 rows or columns,
     norms, biases, time constants and short convolutions.
 
     Args:

@@ -9,7 +9,7 @@ from linattn.models.quantised import Format
 from linattn.ops.torch.quantised import Quantised, group_scale, nearest, packed, row_scale
 
 _PIECE = 128  # columns whose errors are propagated to later columns at once
-DAMPING = 0.01  # of each channel's second moment
+DAMPING = 0.01  # share of each channel's second moment
 
 
 def rounded(weight: Tensor, form: Format) -> Quantised:
@@ -29,7 +29,7 @@ def compensated(weight: Tensor, form: Format, moments: Tensor) -> Quantised:
 
     For inputs x with second moments H = E[x xᵀ] the error of a row is (w − ŵ) H (w − ŵ)ᵀ. If column i is fixed at ŵ_i, the
     least error of the later columns is reached by w_j −= (w_i − ŵ_i) U_ij / U_ii, with H⁻¹ = Uᵀ U and U upper triangular.
-    Columns with large inputs come first, because most columns can still make up for them. Scales are chosen before, by the error
+    Columns with large inputs come first, because most other columns can still compensate them. Scales are chosen before, by the error
     weighted with the diagonal of H.
 
     Args:
@@ -72,10 +72,10 @@ def _columns(w: Tensor, scale: Tensor, upper: Tensor, largest: int) -> tuple[Ten
 
 
 def _damped(moments: Tensor) -> Tensor:
-    """Moments in float64 with a larger diagonal; a channel that is always 0 stands for itself.
+    """Moments in float64 with a damped diagonal; 1 for a channel that is always 0.
 
-    Each channel's own moment is raised: the mean of all is that of a few channels which are a thousand times as large as the others
-    in many trained models, and would leave nothing to compensate in those.
+    Damping is relative to each channel's own moment: in many trained models the mean is that of a few channels a thousand times as large
+    as the others, and would prevent compensation in those.
     """
     h = moments.double().clone()
     diagonal = h.diagonal()

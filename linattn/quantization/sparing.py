@@ -1,4 +1,4 @@
-"""Selection of the layers to quantise, without the rows that make decays and write strengths, and without small matrices."""
+"""Selection of the layers to quantise, without the rows for decays and write strengths, and without small matrices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from linattn.mixers.base import Recurrence
 from linattn.models.quantised import Format, quantisable
 from linattn.ops.torch.quantised import GROUPS
 
-SMALL = 32  # least rows and columns of a quantised matrix; smaller ones make heads, ranks, experts
+SMALL = 32  # minimum of rows and columns of a quantised matrix; smaller ones are of heads, ranks, experts
 ENDS = ("model.embedding", "lm_head")
 _TOKENS = 4  # tokens of a mixer's trial call
 

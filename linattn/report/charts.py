@@ -20,7 +20,7 @@ class Chart:
 
 
 def line_chart(heading: Heading, found: Words, series: Sequence[Series], x: Axis, y: Axis) -> Chart:
-    """Plot lines under ``heading`` in both languages; screen readers also read the sentence ``found``."""
+    """Plot lines under ``heading`` in both languages; the sentence ``found`` is its text for screen readers."""
     told = Heading(heading.key, both(heading.title), sentence(heading.description, found))
     x, y = (replace(axis, label=both(axis.label)) for axis in (x, y))
     series = [replace(one, name=both(one.name)) for one in series]

@@ -1,7 +1,7 @@
 """Chinese translations of the text of reports: of tasks, of studies (chinese_studies.py), and of the parts that their pages share.
 
-Figures are read from files and table cells are made in many places, so a text is looked up here by its English, with its numbers as ``{}``.
-Names (systems, papers, code, units) stay as they are. Sentences that are composed say their Chinese where they are composed.
+Figures come from files and table cells from many places, so a text is looked up by its English, with its numbers as ``{}``.
+Names (systems, papers, code, units) are not translated. Composed sentences have their Chinese where they are composed.
 """
 
 from __future__ import annotations

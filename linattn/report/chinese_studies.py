@@ -67,7 +67,7 @@ STUDIES = {
     "paper says": "论文的说法",
     "source": "出处",
     "so here": "这里是否如此",
-    # what stands in the rows
+    # texts of the rows
     "yes": "是",
     "no": "否",
     "{} tokens": "{} 个 token",

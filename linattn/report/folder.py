@@ -1,6 +1,6 @@
 """Folder of a report, whose files are written atomically.
 
-report.json exists from the start, first with ``complete: false``, and marks the folder as a comparison's. A comparison replaces
+report.json exists from the start, first with ``complete: false``, and identifies the folder as a comparison's. A comparison replaces
 report.json, report.html and models/ of an earlier one and no other files.
 """
 

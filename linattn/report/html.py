@@ -11,8 +11,8 @@ from linattn.report.charts import Chart
 from linattn.report.language import HIDES, SWITCH, Both, Words, both, labelled, markup, policy, script, spoken
 from linattn.report.plot import STYLES
 
-SENTENCE = 24  # letters; a cell with more makes its column one of sentences
-STYLES_ONLY = "default-src 'none'; style-src 'unsafe-inline'"  # content policy of a page that loads nothing
+SENTENCE = 24  # characters; columns with longer cells are columns of sentences
+STYLES_ONLY = "default-src 'none'; style-src 'unsafe-inline'"  # content security policy of a page that loads nothing
 
 
 def opening(policy: str) -> str:
@@ -54,7 +54,7 @@ def inlined(value: object) -> str:
 
 
 def table(heads: Sequence[Words], rows: Sequence[tuple[str, Sequence[Words]]], caption: Words) -> str:
-    """A table whose first column names the rows (already HTML); cells and heads are text. Columns of sentences are broken into lines."""
+    """Table whose first column has the rows' names (already HTML); cells and heads are text. Columns of sentences wrap."""
     long = [any(len(both(cells[i]).en) > SENTENCE for _, cells in rows) for i in range(len(heads) - 1)]
     kinds = [' class="words"' if one else "" for one in long]
     head = "".join(f'<th scope="col"{kind}>{spoken(h)}</th>' for h, kind in zip(heads, ["", *kinds], strict=True))

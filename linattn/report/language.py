@@ -1,4 +1,4 @@
-"""Text in English and Chinese: HTML and SVG hold both, and the page's script shows one of them."""
+"""Text in English and Chinese: HTML and SVG contain both, and the page's script shows one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from linattn.report.chinese import chinese
 
-CODES = {"en": "en", "zh": "zh-Hans"}  # of the field -> of the HTML attribute lang
+CODES = {"en": "en", "zh": "zh-Hans"}  # field -> HTML attribute lang
 
 
 class Both(NamedTuple):
@@ -31,7 +31,7 @@ def both(words: Words) -> Both:
 
 
 def spoken(words: Words, tag: str = "span") -> str:
-    """Set ``words`` as HTML: text that is the same in both languages as it is, other text as an element ``tag`` for each language."""
+    """Render ``words`` as HTML: text that is the same in both languages unchanged, other text as an element ``tag`` for each language."""
     said = both(words)
     if said.en == said.zh:
         return escape(said.en) if tag == "span" else f"<{tag}>{escape(said.en)}</{tag}>"
@@ -75,11 +75,11 @@ SWITCH = '<button type="button" data-switch="language" data-other="zh" lang="zh-
 
 @cache
 def script() -> str:
-    """The script of the switch between the languages, for every page."""
+    """Script of the language switch of every page."""
     return Path(__file__).with_name("page.js").read_text(encoding="utf-8")
 
 
 def policy() -> str:
-    """Content security policy of a page that loads nothing and runs :func:`script` alone."""
+    """Content security policy of a page that loads nothing and runs only :func:`script`."""
     digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"

@@ -1,4 +1,4 @@
-"""Facts of the machine on which a report's figures were measured."""
+"""Description of the machine on which a report's figures were measured."""
 
 from __future__ import annotations
 

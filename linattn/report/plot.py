@@ -1,4 +1,4 @@
-"""Plots as inline SVG: classes instead of colours, so that the page's style sheet decides between light, dark and paper.
+"""Plots as inline SVG: styled by classes, so that the style sheet sets light, dark and print colours.
 
 Every series has one style number in all plots: ``s0``, ``s1``, ... give its colour, dash and marker.
 """
@@ -12,11 +12,11 @@ from html import escape
 from linattn.report.language import Words, both, drawn, labelled, sentence
 from linattn.report.scales import Scale
 
-WIDTH, HEIGHT = 400, 300  # units that are pixels on a phone, so that text of 13 can be read there
+WIDTH, HEIGHT = 400, 300  # units: pixels on a phone, where text of 13 is readable
 TOP, BOTTOM, LEFT = 26, 42, 58
-LEAST = 110  # width of the part of a plot that holds its lines
-LABEL = 14  # least distance of two labels' base lines
-STYLES = 10  # styles in the style sheet; further series take them again
+LEAST = 110  # minimum width of the plotting area
+LABEL = 14  # minimum distance of two labels' base lines
+STYLES = 10  # styles in the style sheet, used cyclically
 CHARACTER = 8.3  # mean width of a character of a label; of WIDE ones half as much again
 WIDE = frozenset("mwMW")
 
@@ -71,7 +71,7 @@ def bars(heading: Heading, values: Sequence[tuple[str, float, int]], write: Call
 
 
 def spread(places: Sequence[float], low: float, high: float, least: float) -> list[float]:
-    """``places`` moved apart to at least ``least`` and into [low, high], keeping their order and moving little."""
+    """Move ``places`` apart to at least ``least`` and into [low, high], in order and as little as possible."""
     order = sorted(range(len(places)), key=lambda i: places[i])
     groups: list[list[float]] = []  # [sum of wanted first places, members]
     for rank in order:
@@ -108,7 +108,7 @@ class _Frame:
     def grid(self) -> list[str]:
         parts = [drawn('class="axis" x="2" y="12"', self.y.label)]
         parts.append(drawn(f'class="axis" x="{self.right:.1f}" y="{self.height - 6}" text-anchor="end"', self.x.label))
-        parts.append(f'<path class="grid" d="M{LEFT} {self.height - BOTTOM}H{self.right:.1f}"/>')  # the low end may be no tick
+        parts.append(f'<path class="grid" d="M{LEFT} {self.height - BOTTOM}H{self.right:.1f}"/>')  # the low end may not be a tick
         for value in self.y.scale.ticks:
             _, y = self.at(self.x.scale.low, value)
             parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{self.right:.1f}"/>')
@@ -147,7 +147,7 @@ def _apart(places: Sequence[float], least: float) -> int:
 
 
 def _marker(style: int, x: float, y: float) -> str:
-    """The outline of a marker around (x, y): circle, square, triangle, diamond, in turn."""
+    """The outline of a marker around (x, y): circle, square, triangle and diamond by turns."""
     shapes = (
         "m-3.2 0a3.2 3.2 0 1 0 6.4 0a3.2 3.2 0 1 0-6.4 0z",
         "m-2.9-2.9h5.8v5.8h-5.8z",

@@ -56,14 +56,14 @@ class Progress:
 
     @contextmanager
     def amount(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A function to call with how much of ``total`` is done, on a terminal."""
+        """Context with a function to call with the amount of ``total`` done; shown on a terminal."""
         with _bars() as bars:
             task = bars.add_task(title, total=total)
             yield lambda done: bars.update(task, completed=done)
 
 
 def _bars() -> Bars:
-    """Progress as a bar and in figures, then words, whose end a narrow terminal cuts off."""
+    """Progress bar with figures, followed by text that narrow terminals cut off."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -37,8 +37,8 @@ def linear(values: Iterable[float], *, zero: bool = False, count: int = 5) -> Sc
 def logarithmic(values: Iterable[float], *, base: int = 10, count: int = 7) -> Scale:
     """A logarithmic scale over positive ``values``.
 
-    It ends on a power of ``base``, with base 10 also on the 2- and 5-fold of one. If that makes more than ``count`` ticks,
-    only the powers are kept, and if these are still too many, every second, third, ... of them.
+    Its ends are powers of ``base``, with base 10 also 2 and 5 times one. With more than ``count`` ticks
+    only powers are used, or every second, third, ... of them.
     """
     values = list(values)
     if min(values) <= 0:

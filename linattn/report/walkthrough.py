@@ -10,7 +10,7 @@ from linattn.generate.walkthrough import Stage, Walkthrough
 from linattn.report.language import Both
 from linattn.report.words import memory, percent
 
-BAR = 24  # characters of a probability of 1
+BAR = 24  # length in characters of a probability of 1
 
 
 TITLES = {

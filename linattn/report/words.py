@@ -1,4 +1,4 @@
-"""Figures in the form in which people read them."""
+"""Formatting of figures for readers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def memory(value: float) -> str:
 
 
 def memory_tick(value: float) -> str:
-    """A power of two of bytes, as short as it goes: 512 B, 64 KiB, 4 MiB."""
+    """A power of two of bytes in shortest form: 512 B, 64 KiB, 4 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1024 or unit == "TiB":
             break

@@ -24,7 +24,7 @@ def run(
 ) -> dict:
     """Run ``study`` and write ``report.json`` and ``report.html`` into ``out``.
 
-    Runs that an earlier call saved in ``out`` are not repeated: an interrupted study continues.
+    Runs already saved in ``out`` are not repeated, so that an interrupted study continues.
 
     Args:
         study: one of :data:`STUDIES`.
@@ -35,7 +35,7 @@ def run(
         The content of ``report.json``: "rows" is the table, "runs" all measurements, "complete" whether every run is finished.
 
     Raises:
-        ValueError: for a study, mixer, option or number that does not exist, a folder that holds something else, and one to
+        ValueError: for an invalid study, mixer, option or number, a folder with other files, and one to
             which another process is writing.
     """
     from linattn.reproduce.ledger import reproduce

@@ -1,13 +1,13 @@
-"""Number of pairs that a K x V state returns, without training: written by the recurrence, then read with the same keys.
+"""Number of pairs that an untrained K x V state can return: written by the recurrence, then read with the same keys.
 
 Of random values a state S [K, V] can return at most K exactly: o = k S is linear, so the values of n > K keys would obey the
 n - K linear relations of their keys, and random ones do not. Any K pairs with independent keys have a state that returns them all
-(S = K⁺ V), and what a rule makes of them depends on the rule:
+(S = K⁺ V); whether a rule reaches it depends on the rule:
 
-* additive: S = Σ kᵀ v returns v_i + Σ_j (k_i · k_j) v_j: exact for orthonormal keys alone, for random ones with an error of √((n-1)/K).
-* decayed: the same with what is older smaller by α a step: exact for none but the last.
+* additive: S = Σ kᵀ v returns v_i + Σ_j (k_i · k_j) v_j: exact only for orthonormal keys, for random ones with an error of √((n-1)/K).
+* decayed: the same with a factor α per step on older pairs: exact only for the last.
 * delta with β = 1: each step makes the last pair exact. One pass over orthonormal keys returns all K; over random ones it is Kaczmarz's
-  iteration, which comes as near as one likes to the state that returns all K, pass after pass.
+iteration, which converges over passes to the state that returns all K.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from linattn.reproduce import variants
 from linattn.reproduce.charts import curves, in_tokens, share_of
 
 EXACT = 1e-3  # largest ‖k S - v‖ / ‖v‖ of a pair that counts as returned exactly
-KNOWN = 0.99  # share of the pairs whose value must be the nearest one for "returns them"
-_REBASED = ("efficient_attention", "gaussian", "performer")  # their decays only follow the unit of the keys: what they sum does not fade
+KNOWN = 0.99  # minimum share of pairs whose own value is the nearest, for "returned"
+_REBASED = ("efficient_attention", "gaussian", "performer")  # their decays only rescale the sum
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Settings:
 
 
 def runs(settings: Settings, _done: Done) -> list[Run]:
-    """Runs for each mixer, kind of keys, number of passes and seed; only rules that correct themselves get several passes."""
+    """Runs for each mixer, kind of keys, number of passes and seed; only error-correcting rules get several passes."""
     wanted = []
     for mixer in settings.mixers:
         for keys in ("orthonormal", "random"):
@@ -75,10 +75,10 @@ def measure(run: Run) -> Result:
 
 
 def rule(mixer: str) -> Recurrence | None:
-    """Recurrence of ``mixer`` for random tokens, of which only the rule is used; None if it keeps no K x V state."""
+    """Recurrence of ``mixer`` for random tokens, of which only the rule is used; None without a K x V state."""
     variant = variants.parse(mixer)
     if not mixers.info(variant.name).recurrent:
-        return None  # what it keeps grows: no pair is ever written over another
+        return None  # a growing state overwrites no pair
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         made = mixers.create(variant.name, dim=64, **variant.options)
@@ -93,7 +93,7 @@ def rule(mixer: str) -> Recurrence | None:
 
 
 def _is_matrix(r: Recurrence, kept: Mapping[str, Tensor]) -> bool:
-    """True if the state ``kept`` has a matrix for keys of more than a number: not softmax in a window, nor a sum for each channel."""
+    """True if the state ``kept`` has a matrix, and keys more than one channel; False for windows and for sums per channel."""
     (heads, values), keys = r.v.shape[2:], r.k.shape[3]
     wanted = ((keys, values), (heads * values, keys))  # the second is Mamba's
     return keys > 1 and any(t.shape[-2:] in wanted for t in kept.values())
@@ -112,7 +112,7 @@ def pairs(n: int, size: int, *, orthonormal: bool, generator: torch.Generator) -
 
 
 def state(r: Recurrence, k: Tensor, v: Tensor, passes: int = 1) -> Tensor:
-    """The state [K, V] after ``passes`` over the pairs k, v [n, ...] by the rule of ``r``: β = 1 where it has one, its slowest decay."""
+    """The state [K, V] after ``passes`` over the pairs k, v [n, ...] by the rule of ``r``, with β = 1 and its slowest decay, if any."""
     k, v = (t.repeat(passes, 1)[None, :, None] for t in (k, v))  # [1, T, 1, ...]
     decay = None if r.decay is None else _slowest(r).to(k.dtype)
     beta = torch.ones(1, k.shape[1], 1, dtype=k.dtype) if erases(r) else None
@@ -121,14 +121,14 @@ def state(r: Recurrence, k: Tensor, v: Tensor, passes: int = 1) -> Tensor:
 
 
 def _slowest(r: Recurrence) -> Tensor:
-    """The mean over the tokens of the decay that fades least, [1]."""
+    """The slowest decay, averaged over the tokens, [1]."""
     assert r.decay is not None
     over_tokens = r.decay if r.decay.ndim <= 2 else r.decay.mean((0, 1))  # [H] or [H, K]
     return over_tokens.max().reshape(1)
 
 
 def returned(k: Tensor, v: Tensor, s: Tensor) -> dict[str, float]:
-    """Compare k S with v: the shares of exact values and of values nearest to their own, and the mean relative error."""
+    """Compare k S with v: shares of exact values and of values whose nearest is their own, and the mean relative error."""
     o = k @ s
     error = (o - v).norm(dim=1) / v.norm(dim=1)
     nearest = torch.cdist(o, v).argmin(1)
@@ -150,7 +150,7 @@ def rows(_settings: Settings, done: Done) -> list[Row]:
 
 
 def most(counts: list[int], shares: list[float], enough: float) -> int:
-    """The largest of ``counts`` up to which every share is at least ``enough``; 0 if the first is not."""
+    """The largest of ``counts`` up to which all shares are at least ``enough``; 0 if there is none."""
     reached = 0
     for n, value in zip(counts, shares, strict=True):
         if value < enough:

@@ -43,8 +43,8 @@ def curves(
 ) -> Chart | None:
     """A line for each value of ``by``, through the rows that have both values; None where there are none.
 
-    ``names`` are values of ``by`` in the order of the lines' styles, so that one has the same style in all charts of a study and in the
-    table; without them the order is that of ``rows``.
+    ``names`` are values of ``by`` in the order of the lines' styles, which are thus equal in all charts and tables of a study;
+    by default in the order of ``rows``.
     """
     names = list(dict.fromkeys((*names, *(str(row[by]) for row in rows))))
     series = []

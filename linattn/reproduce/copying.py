@@ -1,6 +1,6 @@
-"""Copying strings and induction heads, at lengths that training did not have (arXiv 2402.01032, 2312.00752).
+"""Copying strings and induction heads, at lengths beyond those of training (arXiv 2402.01032, 2312.00752).
 
-A string has to fit into the state to be copied; an induction head must hold one token, however far away the other is.
+Copying needs a state that holds the string, an induction head one that holds a token over any distance.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from linattn.reproduce.charts import curves, in_tokens, share_of
 from linattn.reproduce.recall import CONVOLUTION
 from linattn.tasks import Examples
 
-SEGMENT = 1 << 14  # tokens that are read at once; longer tests carry the state on
-RIGHT = 0.95  # share of answers from which on a length counts as mastered
-MILLION = 1 << 20  # tokens of the longest test in the paper on Mamba
+SEGMENT = 1 << 14  # tokens read at once; the state is carried over in longer tests
+RIGHT = 0.95  # minimum share of right answers of a solved length
+MILLION = 1 << 20  # tokens of the longest test in the Mamba paper
 LETTERS = 28  # vocabulary of copying: 26 letters, begin, copy
 
 
@@ -76,7 +76,7 @@ def measure(run: Run) -> Generator[None, None, Result]:
 
 
 def copied(model: synthetic.Asked, _mixer: str, test: Examples) -> dict[str, Any]:
-    """Shares of correct letters and of strings that greedy decoding would write without error."""
+    """Shares of correct letters and of strings that greedy decoding reproduces exactly."""
     good = torch.cat([right for right, _ in synthetic.right(model, test, batch_size=64)])
     return {"accuracy": good.double().mean().item(), "whole": good.all(1).double().mean().item()}
 
@@ -111,7 +111,7 @@ def rows(_settings: Settings, done: Done) -> list[Row]:
 
 
 def _beyond(results: list[Result], length: int) -> float | None:
-    """The mean at the longest test above ``length`` that was possible; None if there is none."""
+    """The mean at the longest completed test above ``length``; None if there is none."""
     longer = [n for n, test in results[0]["tests"].items() if int(n) > length and test["whole"] is not None]
     return statistics.fmean(result["tests"][longer[-1]]["whole"] for result in results) if longer else None
 
@@ -142,7 +142,7 @@ def _bounded(variant: variants.Variant) -> bool:
 
 
 def charts(settings: Settings, table: list[Row]) -> list[Chart]:
-    """Plots of the share that is right over the length, for each task."""
+    """Plots of accuracy over length, for each task."""
     drawn, names = [], [row["mixer"] for row in table]
     for task, title in (("copying", "whole strings copied"), ("induction", "the induction head's answer")):
         shown = [row for row in table if row["task"] == task]

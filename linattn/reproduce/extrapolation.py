@@ -1,4 +1,4 @@
-"""Extrapolation: a byte language model trained on short texts reads one that is 32 times as long.
+"""Extrapolation: a byte language model trained on short texts reads one 32 times as long.
 
 Every model reads the same held-out text twice. Once it carries its state (softmax: its cache) from the first byte to the
 last. Once it forgets everything at the border of each segment, a segment being as long as a text of the training. What it
@@ -30,12 +30,12 @@ from linattn.reproduce import variants
 from linattn.reproduce.charts import Measure, curves
 from linattn.reproduce.training import Stack, on_text, widths
 
-FIRST = 16  # the first border of positions is this part of a training text
+FIRST = 16  # training text over the first border of positions
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Models of ``layers`` of width ``dim`` that learn from texts of ``context`` bytes and read ``sequences`` of ``length``.
+    """Models of ``layers`` of width ``dim``, trained on texts of ``context`` bytes and tested on ``sequences`` of ``length``.
 
     All have as many parameters as softmax with a feed-forward of ``ffn_dim``.
     """
@@ -73,7 +73,7 @@ _SAID = {
 
 @cache
 def _width(mixer: str, dim: int, layers: int, ffn_dim: int) -> int | None:
-    """Width of the feed-forward that gives as many parameters as the others have; None if there is none."""
+    """Feed-forward width for the common number of parameters; None if there is none."""
     try:
         return widths({mixer: Stack.of(mixer)}, dim=dim, layers=layers, ffn_dim=ffn_dim)[mixer]
     except Unequal:
@@ -91,7 +91,7 @@ def runs(settings: Settings, _done: Done) -> list[Run]:
 
 
 def measure(run: Run) -> Result:
-    """Train one and let it read: ``carried`` and ``fresh`` bits per byte up to each of the positions ``borders`` from the one before."""
+    """Train and test a model: ``carried`` and ``fresh`` bits per byte between consecutive positions of ``borders``."""
     if run["ffn_dim"] is None:
         raise LeftOut(f"{run['layers']} layers of width {run['dim']} have more parameters than the others with any feed-forward")
     ids = _texts(corpus().validation, run["length"], run["sequences"]).to(run["device"])
@@ -107,7 +107,7 @@ def measure(run: Run) -> Result:
 
 
 def _texts(text: np.ndarray, length: int, count: int) -> Tensor:
-    """``count`` texts of ``length`` from ``text`` [n], evenly spaced, none of which overlaps another: [count, length] int64."""
+    """``count`` evenly spaced texts of ``length`` from ``text`` [n], without overlap: [count, length] int64."""
     whole = len(text) // length
     if whole < 1:
         raise LeftOut(f"the validation text has {len(text):,} bytes, and {length:,} were to be read")
@@ -125,8 +125,8 @@ def borders(context: int, length: int) -> list[int]:
 def losses(model: LanguageModel, ids: Tensor, segment: int, *, carried: bool) -> Tensor:
     """Bits [B, T - 1] of each of ``ids`` [B, T] but the first, given those before it.
 
-    The text is read ``segment`` bytes at a time. With ``carried`` a segment begins with the state that the one before left,
-    else with none: then the bytes before the segment are forgotten.
+    The text is read ``segment`` bytes at a time. With ``carried`` a segment starts from the previous one's final state, else from an
+    empty state.
     """
     state, bits = None, []
     for start in range(0, ids.shape[1] - 1, segment):
@@ -138,13 +138,13 @@ def losses(model: LanguageModel, ids: Tensor, segment: int, *, carried: bool) ->
 
 
 def averages(loss: Tensor, edges: Sequence[int]) -> list[float]:
-    """Means of ``loss`` [B, T - 1] over the predictions made by 1 to ``edges[0]`` bytes of text, then up to ``edges[1]``, ..."""
+    """Means of ``loss`` [B, T - 1] over predictions from 1 to ``edges[0]`` bytes of text, then up to ``edges[1]``, ..."""
     starts = [0, *edges[:-1]]
     return [loss[:, a:b].double().mean().item() for a, b in zip(starts, edges, strict=True)]
 
 
 def rows(settings: Settings, done: Done) -> list[Row]:
-    """A line for each mixer; "curve" holds the figures at each stretch of positions. ``gain``: bits that the carried past saves."""
+    """A line for each mixer; "curve" holds the figures at each stretch of positions. ``gain``: bits saved by the carried state."""
     table = []
     for (mixer,), group in grouped(done, "mixer").items():
         curve = [_point(i, border, [result for _, result in group]) for i, border in enumerate(group[0][1]["borders"])]
@@ -155,7 +155,7 @@ def rows(settings: Settings, done: Done) -> list[Row]:
 
 
 def _point(i: int, border: int, results: list[Result]) -> Row:
-    """The figures of a stretch of positions; without a mean where a seed has no finite one, since the others' would pass for it."""
+    """Figures of a range of positions; no mean if any seed's is not finite."""
     carried, fresh = ([result[name][i] for result in results] for name in ("carried", "fresh"))
     gain = [None if None in (c, f) else f - c for c, f in zip(carried, fresh, strict=True)]
     point: Row = {"positions": border}
@@ -172,8 +172,8 @@ def _paper(row: Row, table: list[Row]) -> Row:
     if variant.name == "gated_deltanet":
         others = [other["carried"] for other in table if _recurrent_but(variant.name, other) and other["carried"] is not None]
         agrees = row["carried"] is not None and row["carried"] <= min(others) if others else None
-    elif said is not None and variant.name != "rwkv7" and row["learned"] is not None:  # rwkv7 was asked something else there
-        agrees = row["gain"] is None or row["gain"] < 0  # text may get harder; it does so without its past, too
+    elif said is not None and variant.name != "rwkv7" and row["learned"] is not None:  # the claim on rwkv7 is about something else
+        agrees = row["gain"] is None or row["gain"] < 0  # text may get harder, which the reset state shows as well
     return {"paper_says": said, "source": source, "agrees": agrees}
 
 
@@ -184,7 +184,7 @@ def _recurrent_but(name: str, row: Row) -> bool:
 
 
 def charts(settings: Settings, table: list[Row]) -> list[Chart]:
-    """Plots of the loss by position with the state carried on, and of the gain over a state that is reset."""
+    """Plots of the loss by position with the carried state, and of its gain over a reset state."""
     across = Measure("positions", "bytes", lambda values: logarithmic(values, base=2), tokens)
     carried = Heading(
         "carried",

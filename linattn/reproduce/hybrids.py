@@ -1,9 +1,9 @@
-"""Hybrids: how many layers must keep everything? Softmax in a share of the layers, a recurrent mixer in the others.
+"""Hybrids: softmax in a share of the layers, a recurrent mixer in the others.
 
-All stacks have equally many parameters. Each learns multi-query associative recall, where a small state runs out of room, and
-a text, byte by byte; then it is measured what it keeps of a long context and how fast it writes behind it. This is the question
-of Waleffe et al. (arXiv 2406.07887). They count feed-forwards as layers too: their hybrid of 24 Mamba-2, 4 attention and 28
-feed-forward layers is one of 28 blocks here with a share of 1/7.
+All stacks have equally many parameters. Each is trained on multi-query associative recall, which exceeds a small state's capacity, and on
+a text by bytes; then its bytes of state and decoding speed after a long context are measured. This is the question of
+Waleffe et al. (arXiv 2406.07887), who count feed-forwards as layers too: their hybrid of 24 Mamba-2, 4 attention and 28
+feed-forward layers has 28 blocks here, with a share of 1/7.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from linattn.reproduce import synthetic, variants
 from linattn.reproduce.charts import Measure, curves, in_bytes, share_of
 from linattn.reproduce.training import VOCABULARY, Stack, on_recall, on_text, widths
 
-ALIKE = 0.05  # in recall, between two shares of softmax
-LEARNED = 0.5  # recall of softmax alone below which nothing can be held against it
-ROUNDS = 3  # of decoding, in each of which the stacks take turns, so that a busy moment of the machine hits all alike
+ALIKE = 0.05  # tolerance of equal recall
+LEARNED = 0.5  # minimum recall of softmax alone for a comparison
+ROUNDS = 3  # of decoding; stacks alternate in each, so that other load affects all
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Stacks of ``layers`` of width ``dim`` with ``shares`` of softmax, as large as softmax alone with a feed-forward of ``ffn_dim``.
+    """Stacks of ``layers`` of width ``dim`` with ``shares`` of softmax, with as many parameters as softmax alone with a feed-forward of
+    ``ffn_dim``.
 
-    ``recall`` and ``text`` are what is trained on, ``context`` and ``decoded`` how many tokens are read and then written.
+    ``recall`` and ``text`` are the trainings, ``context`` and ``decoded`` numbers of tokens read and then decoded.
     """
 
     mixers: tuple[str, ...]
@@ -81,7 +82,7 @@ def pattern(mixer: str, part: Fraction, layers: int) -> str:
     """``layers`` of ``mixer`` with softmax in ``part`` of them, spread evenly: ``"gla*6, softmax, gla*5"`` for 1/12 of 12.
 
     Raises:
-        ValueError: where that is no whole number of layers.
+        ValueError: if that is not a whole number of layers.
     """
     count = part * layers
     if count.denominator != 1 or not 0 <= part <= 1:
@@ -129,7 +130,7 @@ def measure(run: Run) -> Generator[None, None, Result]:
     if run["kind"] == "text":
         return {"bits_per_byte": on_text(_stack_of(run), run)[1]}
     configs = {one["share"]: _stack_of(one).config(**{name: one[name] for name in ("dim", "layers", "ffn_dim")}) for one in run["stacks"]}
-    models = {part: LanguageModel(config).eval().to(run["device"]) for part, config in configs.items()}  # as quick as trained ones
+    models = {part: LanguageModel(config).eval().to(run["device"]) for part, config in configs.items()}  # as fast as trained ones
     return {"shares": decoding(models, run["context"], run["decoded"])}
 
 
@@ -139,9 +140,11 @@ def _stack_of(run: Run) -> Stack:
 
 @torch.inference_mode()
 def decoding(models: dict[str, LanguageModel], context: int, decoded: int) -> dict[str, Result]:
-    """Measure, for each of ``models``, the bytes kept of ``context`` tokens, the milliseconds of the next token, and how it was computed.
+    """Measure, for each of ``models``, the bytes of state after ``context`` tokens, the milliseconds of the next token, and how it was
+    computed.
 
-    The median of ROUNDS in which they take turns, behind one that warms up; each is the median of the latter half of ``decoded`` tokens.
+    Times are medians over ROUNDS of alternating models, after a warm-up; each round takes the median of the latter half of ``decoded``
+    tokens.
     """
     ids = torch.randint(VOCABULARY, (1, context), generator=torch.Generator().manual_seed(0))
     taken: dict[str, list[float]] = {name: [] for name in models}
@@ -164,7 +167,7 @@ def _per_token(model: LanguageModel, ids: torch.Tensor, state: Any, decoded: int
 
 
 def launched(how: str) -> str:
-    """Name how a decoding step ran, for a table: as what it was captured, or else as operations, launched one by one."""
+    """Describe for a table how a decoding step ran: its kind of capture, or as single operations."""
     _, captured, what = how.partition("by a captured step, a ")
     return what if captured else "operations"
 
@@ -184,7 +187,7 @@ def rows(settings: Settings, done: Done) -> list[Row]:
 
 
 def _paper(row: Row, table: list[Row]) -> Row:
-    """Findings of the studies at this share, and whether recall agrees with them beside softmax alone, if that has learned any."""
+    """Findings of the papers at this share, and whether recall relative to softmax agrees, if softmax has learned it."""
     said, source = _SAID.get(row["share"], (None, None))
     alone = next((other["recall"] for other in table if other["mixer"] == row["mixer"] and other["share"] == "1"), None)
     agrees = None

@@ -23,8 +23,8 @@ from linattn.reproduce.page import page
 from linattn.state import content_of
 
 SCHEMA = "linattn.reproduce"
-WIDTH = 64  # of mixers in studies whose runs name no width
-_KINDS = {"study": str, "created": str, "machines": list, "runs": list}  # what a report must have to be continued
+WIDTH = 64  # width in studies whose runs have none
+_KINDS = {"study": str, "created": str, "machines": list, "runs": list}  # required fields of a report to continue
 _RUN_KINDS = {"run": dict, "result": dict, "seconds": (int, float), "machine": int}
 
 
@@ -37,9 +37,9 @@ def reproduce(options: ReproduceOptions, *, progress: bool) -> dict:
     """Implementation of :func:`linattn.reproduce.run`."""
     study = load(options.study)
     settings = _settings(study, options)
-    Ledger(options, study, settings)  # refuses wrong options before the folder exists
+    Ledger(options, study, settings)  # validates options before the folder exists
     with Folder(options.folder, SCHEMA).held():
-        return _go_on(Ledger(options, study, settings), progress=progress)  # reads the report again, now that the folder is locked
+        return _go_on(Ledger(options, study, settings), progress=progress)  # reads the report again under the lock
 
 
 def _go_on(ledger: Ledger, *, progress: bool) -> dict:
@@ -65,7 +65,7 @@ def _settings(study: Study, options: ReproduceOptions) -> Any:
 
 
 class Ledger(runner.Record):
-    """Record of a study, which continues an earlier report and notes the machine of every run."""
+    """Record of a study, which continues an earlier report and stores the machine of every run."""
 
     def __init__(self, options: ReproduceOptions, study: Study, settings: Any) -> None:
         super().__init__(Folder(options.folder, SCHEMA), study, settings)
@@ -97,10 +97,10 @@ class Ledger(runner.Record):
             "failures": [],
             "runs": [],
         }
-        for run in self.study.runs(self.settings, []):  # refuses bad settings
+        for run in self.study.runs(self.settings, []):  # validates the settings
             if run.get("mixer") in self.settings.mixers:
                 variants.check(run["mixer"], run.get("dim", WIDTH))
-        with content_of(self.folder.json):  # a study knows what it needs of a result
+        with content_of(self.folder.json):  # raises for results that the study cannot use
             self.missing()
             self.tabulate()
 
@@ -122,7 +122,7 @@ class Ledger(runner.Record):
         return f"{about}: {one.error}" if isinstance(one, Failed) else f"{about}: {one.seconds:.1f} s"
 
     def tabulate(self) -> None:
-        """Make the table of the finished runs, also before the first new one, so that a killed process leaves it."""
+        """Make the table of the finished runs before the first new one, so that a killed process leaves a table."""
         results = self.results()
         self.report["rows"] = self.study.rows(self.settings, results)
         self.report["left_out"] = [{"run": run, "reason": r["left_out"]} for run, r in results if "left_out" in r]

@@ -21,7 +21,7 @@ class ReproduceOptions:
         mixers: variants of registered mixers (see :mod:`linattn.reproduce.variants`); None: the study's own choice.
         seeds: number of seeds; None: the study's own.
         out: folder of report.json and report.html; None: ``runs/reproduce/`` and the study's name.
-        minutes: time after which no further run begins; the same command continues later. None: no limit.
+        minutes: time after which no run starts; the same command continues later. None: no limit.
     """
 
     study: str

@@ -52,7 +52,7 @@ def _remarks(report: dict) -> str:
 
 
 def left_out(report: dict) -> list[str]:
-    """Measurements that failed, with the reason, once for all runs of a mixer."""
+    """Skipped measurements with their reason, once per mixer."""
     counts = Counter((str(x["run"].get("mixer", "all")), x["reason"]) for x in report["left_out"])
     return [f"{variants.label(mixer)}, {count} {'run' if count == 1 else 'runs'}: {why}" for (mixer, why), count in counts.items()]
 

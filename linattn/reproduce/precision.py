@@ -1,14 +1,14 @@
-"""Precision: errors of a state in bfloat16 or float16, and the time to restore a cache and a state from each kind of storage.
+"""Precision: errors of states in bfloat16 or float16, and times to restore caches and states from storage.
 
-Three measurements. *Errors*: the recurrence in float64, whose state is rounded after every token, or after every 64 as one that is
-stored between chunks, against the same without rounding, by length and decay. *Recall*: models that learned multi-query associative
-recall answer with states rounded in the same ways. *Bringing back*: a softmax cache and the states of the same stack are read from the
-accelerator's memory, from main memory and from a disk into the memory in which the model computes.
+Three measurements. *Errors*: the float64 recurrence with its state rounded after every token, or every 64 as if stored between chunks,
+against no rounding, by length and decay. *Recall*: models trained on multi-query associative recall, tested with states rounded in the
+same ways. *Bringing back*: a softmax cache and the states of the same stack are restored to the model's memory from the accelerator's
+memory, main memory and a disk.
 
-What to expect of the errors: rounding adds a relative error of at most u = 2⁻ᵖ (p = 8, 11, 24 bits) at each step, which fades as the
-state does. Without decay a state of random values grows as √t and its errors as t, so that their ratio grows as u √t; with a decay α it
-stays at about u / √(1 - α²). Rounding every 64 tokens instead of every one divides the former by √64. The delta rule erases errors as it
-erases everything else: a key of K channels overwrites 1/K of the state, so that its errors stop growing after some K tokens.
+Expected errors: rounding adds a relative error of at most u = 2⁻ᵖ (p = 8, 11, 24 bits) at each step, which decays with the state.
+Without decay a state of random values grows as √t and its errors as t, so that their ratio grows as u √t; with a decay α it stays at
+about u / √(1 - α²). Rounding every 64 tokens divides the former by √64. The delta rule also erases errors: a key of K channels
+overwrites 1/K of the state, so that its errors stop growing after about K tokens.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from linattn.state import State
 from linattn.tasks import Examples
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-BITS = {"float32": 24, "bfloat16": 8, "float16": 11}  # of the significand
+BITS = {"float32": 24, "bfloat16": 8, "float16": 11}  # bits of the significand
 DECAYS = (1.0, 0.999, 0.99, 0.9)  # α per token
-SHOWN = (1.0, 0.99)  # those in the table and the plots
+SHOWN = (1.0, 0.99)  # decays in the table and the plots
 _SAID = {"paper_says": "what servers keep states in unless told otherwise", "source": "SGLang, --mamba-ssm-dtype"}
 RULES = ("additive", "delta")
-LATEST = 64  # outputs that an error is taken over
+LATEST = 64  # number of latest outputs in an error
 
 
 @dataclass(frozen=True)
 class Settings:
     """States [``size``, ``size``] over ``length`` tokens, rounded after each ``every`` of them; ``recall`` and ``stack`` as below.
 
-    ``stack``: layers, dim, heads and kv_heads of the softmax whose cache is brought back, in bfloat16, after each of the contexts.
+    ``stack``: layers, dim, heads and kv_heads of the softmax whose bfloat16 cache is restored, for each of the contexts.
     """
 
     mixers: tuple[str, ...]
@@ -74,7 +74,7 @@ FULL = Settings(
 
 
 def runs(settings: Settings, done: Done) -> list[Run]:
-    """Errors and recall for each seed; bringing back when they are done, since it measures times."""
+    """Errors and recall for each seed; restoring last, since it measures times."""
     wanted: list[Run] = []
     for seed in range(settings.seeds):
         same = {"size": settings.size, "length": settings.length, "seed": seed}
@@ -96,9 +96,9 @@ def measure(run: Run) -> Generator[None, None, Result]:
 
 @torch.inference_mode()
 def errors(rule: str, size: int, length: int, every: int, *, seed: int) -> Result:
-    """``tokens``, lengths that double, and for each dtype a list over DECAYS of the errors at these lengths.
+    """``tokens``, doubling lengths, and for each dtype a list over DECAYS of the errors at these lengths.
 
-    An error is ‖o - o'‖ / ‖o‖ of the latest outputs, o' being those with a state that is rounded to the dtype after each ``every`` tokens.
+    An error is ‖o - o'‖ / ‖o‖ of the latest outputs, with o' from a state rounded to the dtype after each ``every`` tokens.
     Queries, keys and values are Gaussian, keys and queries of unit length; the delta rule has β = 1.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -117,7 +117,7 @@ def errors(rule: str, size: int, length: int, every: int, *, seed: int) -> Resul
 
 
 def rounded_outputs(q: Tensor, k: Tensor, v: Tensor, *, delta: bool, every: int) -> Tensor:
-    """Outputs [1 + dtypes, T, decays, V] for q, k, v [1, T, 1, ...] float64: row 0 as it is, the others with states in DTYPES."""
+    """Outputs [1 + dtypes, T, decays, V] for q, k, v [1, T, 1, ...] float64: row 0 without rounding, the others with states in DTYPES."""
     rows, heads = 1 + len(DTYPES), len(DECAYS)
     q, k, v = (t.expand(rows, -1, heads, -1) for t in (q, k, v))
     decay = torch.tensor(DECAYS, dtype=q.dtype).log()
@@ -135,7 +135,7 @@ def rounded_outputs(q: Tensor, k: Tensor, v: Tensor, *, delta: bool, every: int)
 
 
 def _recall(run: Run) -> Generator[None, None, Result]:
-    """``exact``: the share of questions answered; by dtype a list of those with states rounded after each of run["every"] tokens."""
+    """``exact``: accuracy; by dtype a list of accuracies with states rounded after each of run["every"] tokens."""
     model, unseen = yield from on_recall(Stack.of(run["mixer"]), run)
     language, unseen = model.language.eval(), unseen.to(run["device"])
     rounded = {name: [answered(language, unseen, every, dtype) for every in run["every"]] for name, dtype in DTYPES.items()}
@@ -144,7 +144,7 @@ def _recall(run: Run) -> Generator[None, None, Result]:
 
 @torch.inference_mode()
 def answered(model: LanguageModel, examples: Examples, every: int, dtype: torch.dtype | None) -> float:
-    """The share of questions that ``model`` answers when its states are rounded to ``dtype`` after each ``every`` tokens."""
+    """Accuracy of ``model`` with states rounded to ``dtype`` after each ``every`` tokens."""
     state, found = None, []
     for start in range(0, examples.ids.shape[1], every):
         logits, state = model(examples.ids[:, start : start + every], state, return_state=True)
@@ -155,12 +155,12 @@ def answered(model: LanguageModel, examples: Examples, every: int, dtype: torch.
 
 
 def stored(state: State, dtype: torch.dtype) -> State:
-    """Round ``state`` to ``dtype`` and back; positions are integers and stay."""
+    """Round ``state`` to ``dtype`` and back, except integer positions."""
     return State([{k: t.to(dtype).to(t.dtype) if t.is_floating_point() else t for k, t in layer.items()} for layer in state.layers])
 
 
 def _bring(run: Run) -> Result:
-    """``cache``: for each context bytes and seconds by place; ``states``: the same for each mixer; ``disk``: its file system."""
+    """``cache``: for each context bytes and seconds by storage; ``states``: the same for each mixer; ``disk``: its file system."""
     sizes = {name: run[name] for name in ("layers", "dim")}
     softmax = {name: run[name] for name in ("heads", "kv_heads")}
     with disk() as (folder, kind):
@@ -183,7 +183,7 @@ def rows(_settings: Settings, done: Done) -> list[Row]:
 
 
 def _error_rows(done: Done) -> Iterator[Row]:
-    """A row for each rule, dtype and way of rounding; "curve" holds the errors by length and decay."""
+    """A row for each rule, dtype and interval of rounding; "curve" holds the errors by length and decay."""
     for (rule, every), group in grouped(done, "mixer", "every").items():
         lengths = group[0][1]["tokens"]
         for name in DTYPES:
@@ -234,7 +234,7 @@ def _places(one: Result) -> Row:
 
 
 def charts(settings: Settings, table: list[Row]) -> list[Chart]:
-    """Errors by length for each rule and way of rounding, recall by precision, and times to bring back."""
+    """Plots of errors by length for each rule and interval of rounding, recall by precision, and times to restore."""
     drawn = [_error_chart(rule, every, table) for rule in RULES for every in settings.every]
     drawn += [_recall_chart(table, settings.every[0]), _bring_chart([row for row in table if row.get("bytes") is not None])]
     return [chart for chart in drawn if chart is not None]

@@ -1,8 +1,8 @@
 """Recall from a state of a given number of bytes: MQAR, its forgetting variant, and MAD's tasks (see :mod:`linattn.tasks`).
 
 Models as in Zoology (arXiv 2312.04927 and its code): two layers without feed-forwards, a gated short convolution and then the mixer;
-the state grows with the width. Where there are several learning rates, a short training with each of them comes first, of which the best
-goes on to the whole one, with every seed: as Zoology's grid, but what is hopeless stops early.
+the state grows with the width. Of several learning rates, the one that is best in a short training is used for the whole
+training, with every seed: Zoology's grid with early stopping.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from linattn.reproduce import synthetic, variants
 from linattn.reproduce.charts import curves, in_bytes, share_of
 from linattn.tasks import Examples
 
-CONVOLUTION = "base_conv"  # the layer in front of the mixer's, as in Zoology
+CONVOLUTION = "base_conv"  # the layer before the mixer, as in Zoology
 
-Options = dict[str, Any]  # of a generator in linattn.tasks
+Options = dict[str, Any]  # arguments of a generator in linattn.tasks
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Task:
     """A task: its training and test data.
 
     Args:
-        train: what it is trained on, all mixed.
+        train: training parts, mixed.
         tests: for each line of the table its tests by name; the last is the hardest.
         dims: widths of the models.
-        learning_rates: of which the best counts; all of another task's where ``rates_of`` names one, whose best at this width is taken.
+        learning_rates: candidates, of which the best is used; with ``rates_of`` another task's best at this width.
         epochs, batch_size: of the training.
         trial: epochs of the short training with each of several learning rates.
         ffn, tie_embeddings: as in LMConfig.
@@ -86,7 +86,7 @@ def _mqar(vocab_size: int, *shapes: tuple[int, int, int]) -> tuple[Part, ...]:
 
 
 def _forgetting(vocab_size: int, *shapes: tuple[int, int, int]) -> tuple[Part, ...]:
-    """The same where half of the pairs change."""
+    """The same with half of the pairs updated."""
     return tuple(Part("forgetting_recall", {"tokens": t, "pairs": p, "updates": p // 2, "vocab_size": vocab_size}, n) for t, p, n in shapes)
 
 
@@ -95,12 +95,12 @@ def _by_pairs(*parts: Part) -> dict[str, Part]:
 
 
 def _mad(name: str, generator: str, train: Options, test: Options | None = None) -> Task:
-    """A task of MAD at its least difficult."""
+    """A task of MAD at its lowest difficulty."""
     tests = {name: {"test": Part(generator, train if test is None else test, 1280)}}
     return Task((Part(generator, train, 12_800),), tests, (128,), (1e-3, 3e-3), epochs=12, batch_size=128, trial=3, ffn="swiglu")
 
 
-_GRID = (1e-3, 10**-2.5, 1e-2, 10**-1.5)  # Zoology's
+_GRID = (1e-3, 10**-2.5, 1e-2, 10**-1.5)  # Zoology's grid
 TASKS: dict[str, Task] = {
     "quick": Task(
         _mqar(256, (16, 4, 16_000), (32, 8, 8000), (64, 16, 10_000)) + _forgetting(256, (20, 4, 8000), (60, 12, 8000)),
@@ -150,7 +150,7 @@ TASKS: dict[str, Task] = {
 def runs(settings: Settings, done: Done) -> list[Run]:
     """Runs of the trials of several learning rates, then of the full trainings, seed by seed.
 
-    An interrupted study has a table of all mixers first, and their spread later.
+    So an interrupted study covers all mixers before further seeds.
     """
     cells = [(name, dim, mixer) for name in settings.tasks for dim in TASKS[name].dims for mixer in settings.mixers]
     wanted = []
@@ -170,12 +170,12 @@ def runs(settings: Settings, done: Done) -> list[Run]:
 
 
 def _about(name: str, dim: int, mixer: str) -> Run:
-    """Description of a run, with the settings of its task: other settings make it another run."""
+    """Run with all settings of its task, which identify it."""
     return {"task": name, "protocol": sha256(repr(TASKS[name]).encode()).hexdigest()[:8], "mixer": mixer, "dim": dim}
 
 
 def _best(done: Done) -> dict[tuple, float]:
-    """Learning rate with the best recall for each task, width and mixer whose trials are all done."""
+    """Best learning rate for each task, width and mixer with finished trials."""
     best = {}
     for key, group in grouped([one for one in done if one[0]["trial"]], "task", "dim", "mixer").items():
         if len(group) == len(TASKS[key[0]].learning_rates):
@@ -235,7 +235,7 @@ def rows(settings: Settings, done: Done) -> list[Row]:
     return sorted(table, key=lambda row: (lines.index(row["task"]), dims.index(row["dim"])))
 
 
-# Accuracy at so many thousand numbers of state, read off the figure in the README of Zoology's repository.
+# Accuracy by thousands of numbers of state, read off the figure in the README of Zoology's repository.
 _ZOOLOGY = {
     "deltanet": ((9, 0.79), (34, 0.96), (131, 0.99)),
     "gated_deltanet": ((17, 0.89), (66, 0.99)),
@@ -247,7 +247,7 @@ _ZOOLOGY = {
     "window": ((10, 0.08), (131, 0.66), (524, 0.94)),
 }
 _ZOOLOGY_AT_MOST = {"h3": 0.41}  # at any size
-_NEAR = 0.1  # a difference in accuracy that can be read off a figure and made by other epochs
+_NEAR = 0.1  # tolerance for reading the figure and for other numbers of epochs
 
 
 def _paper(task: str, line: str, row: Row) -> Row:

@@ -1,7 +1,7 @@
-"""Can a mixer keep track of a state that every token changes? Parity and the word problems of S3, A5 and S5; trained short, tested long.
+"""State tracking: parity and the word problems of S3, A5 and S5, trained on short and tested on long words.
 
-A layer whose transition has eigenvalues in (0, 1) only forgets, so that parity takes one of -1 (arXiv 2411.12537). In one layer S3
-takes products of two reflections and larger groups take more of them; with one for each token it takes more layers (arXiv 2502.10297).
+A transition with eigenvalues in (0, 1) can only decay; parity needs an eigenvalue of -1 (arXiv 2411.12537). In one layer S3 needs
+products of two reflections, and larger groups more; with one reflection per token more layers are needed (arXiv 2502.10297).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from linattn.reproduce import synthetic, variants
 from linattn.reproduce.charts import curves, in_tokens, share_of
 from linattn.tasks import IGNORED, Examples
 
-TAIL = 16  # places at the end of a test that count: what comes early is easy
-SOLVED = 0.9  # share of right answers there from which on a problem counts as solved
+TAIL = 16  # last positions of a test that count, since early ones are easy
+SOLVED = 0.9  # minimum share of right answers there of a solved problem
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Lengths that are trained, examples of each, and the learning rate."""
+    """Training lengths, examples of each, and the learning rate."""
 
     train: tuple[int, ...]
     examples: int
@@ -34,7 +34,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Settings:
-    """``problems``: "parity" and groups; each is tested at ``times`` the longest length that it is trained at, with ``tests`` examples."""
+    """``problems``: "parity" and groups; each is tested at ``times`` its longest training length, with ``tests`` examples."""
 
     mixers: tuple[str, ...]
     seeds: int
@@ -73,7 +73,7 @@ def last(asked: Examples, places: int) -> Examples:
 
 
 def measure(run: Run) -> Generator[None, None, Result]:
-    """Train on short words, then the share of right answers at the last places of longer ones."""
+    """Train on short words; return the share of right answers at the last positions of longer ones."""
     generator = torch.Generator().manual_seed(run["seed"])
     parts = [examples(run["problem"], run["examples"], tokens, generator) for tokens in run["train"]]
     shape = {"vocab_size": parts[0].vocab_size, "dim": run["dim"], "layers": run["layers"]}
@@ -106,7 +106,7 @@ def rows(settings: Settings, done: Done) -> list[Row]:
 
 
 _POSITIVE = ("gla", "mamba", "mamba2", "mlstm", "rwkv6", "retnet", "hgrn2", "deltanet", "gated_deltanet", "kda")  # eigenvalues in (0, 1)
-_REFLECTIONS = {"S3": 2, "A5": 2, "S5": 4}  # products of so many are enough in one layer
+_REFLECTIONS = {"S3": 2, "A5": 2, "S5": 4}  # reflections per token that suffice in one layer
 
 
 def _paper(problem: str, mixer: str, layers: int, best: float) -> Row:
@@ -117,7 +117,7 @@ def _paper(problem: str, mixer: str, layers: int, best: float) -> Row:
     if problem == "parity" and (negative or variant.name == "slstm"):
         solved = True
     elif variant.name == "softmax" or (variant.name in _POSITIVE and not negative):
-        solved = False  # of a group, too: the sign of a permutation is a parity
+        solved = False  # for groups too: the sign of a permutation is a parity
     elif negative and layers == 1:
         substeps = variant.options.get("substeps", 2) if "product" in variant.name else 1
         solved, source = substeps >= _REFLECTIONS[problem], "arXiv 2502.10297, section 5"

@@ -21,11 +21,11 @@ from linattn.experiment.study import Result
 from linattn.state import State
 
 PLACES = ("accelerator", "memory", "disk")
-ROUNDS = 5  # of bringing something back, of which the median counts
+ROUNDS = 5  # repetitions of restoring, whose median is reported
 
 
 def filled(mixer: str, context: int, *, layers: int, dim: int, **options: Any) -> State:
-    """A state as ``layers`` of a bfloat16 model keep it after ``context`` tokens, with random content, in main memory."""
+    """State of ``layers`` of a bfloat16 model after ``context`` tokens, with random content, in main memory."""
     with torch.device("meta"):
         made = mixers.create(mixer, dim=dim, **options).to(torch.bfloat16)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
@@ -38,10 +38,10 @@ def filled(mixer: str, context: int, *, layers: int, dim: int, **options: Any) -
 
 
 def brought(state: State, device: str, folder: Path | None) -> Result:
-    """``bytes`` of ``state`` and the median seconds to bring it from "accelerator", "memory" and "disk" to memory of its own on ``device``.
+    """``bytes`` of ``state`` and the median seconds to copy it from "accelerator", "memory" and "disk" to new memory on ``device``.
 
-    From main memory to main memory it is copied; to an accelerator it comes from pinned memory, as servers keep it. From the disk it is
-    read by :meth:`linattn.State.load`, with nothing of the file in the system's page cache. None where there is no such place.
+    To an accelerator it is copied from pinned memory, as in servers. From the disk it is read by :meth:`linattn.State.load` with a
+    cold page cache. None for storage that does not exist.
     """
     places: dict[str, Callable[[], State] | None] = {**dict.fromkeys(PLACES), "memory": state.clone}
     if device != "cpu":
@@ -74,7 +74,7 @@ def _timed(bring: Callable[[], State], device: str) -> float:
 
 
 def _forget(path: Path) -> None:
-    """Take the file, which is on the disk already, out of the system's page cache."""
+    """Drop the file, already on the disk, from the system's page cache."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -84,7 +84,7 @@ def _forget(path: Path) -> None:
 
 @contextmanager
 def disk() -> Iterator[tuple[Path | None, str]]:
-    """A folder on a disk and the name of its file system; None where files lie in main memory or can't be taken out of the page cache."""
+    """A folder on a disk and the name of its file system; None if files are in main memory or cannot be dropped from the page cache."""
     if not hasattr(os, "posix_fadvise"):
         yield None, "this system can't empty its page cache"
         return
@@ -95,7 +95,7 @@ def disk() -> Iterator[tuple[Path | None, str]]:
 
 
 def _file_system(path: Path) -> str:
-    """Kind of the file system, from the longest mount point above ``path``; "unknown" where the system does not say."""
+    """Kind of the file system, from the longest mount point above ``path``; "unknown" if the system does not report it."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:

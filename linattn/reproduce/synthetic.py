@@ -1,4 +1,4 @@
-"""Small models for synthetic tasks (:mod:`linattn.tasks`); only outputs at questions go through the head."""
+"""Small models for synthetic tasks (:mod:`linattn.tasks`); the head is only applied at questions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from linattn.models import LanguageModel, LMConfig
 from linattn.reproduce import variants
 from linattn.tasks import IGNORED, Examples
 
-TOGETHER = (1 << 16, 1 << 20)  # tokens that are read at once where nothing is learned, on a CPU and on a GPU
+TOGETHER = (1 << 16, 1 << 20)  # tokens of an evaluation batch, on a CPU and on a GPU
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Recipe:
 
 
 class Asked(nn.Module):
-    """A language model that gives logits at certain places only."""
+    """Language model that computes logits only at given positions."""
 
     def __init__(self, config: LMConfig) -> None:
         super().__init__()
@@ -52,9 +52,8 @@ class Asked(nn.Module):
 
 
 class Decoder(Asked):
-    """Decoder for :func:`linattn.tasks.compression`: two layers that predict from the last output and a position the token there.
-
-    As in the paper's autoencoder (arXiv 2403.17844): places are sines and cosines, the layers do not widen.
+    """Decoder for :func:`linattn.tasks.compression`: two layers that predict the token at a position from the last output.
+    As in the paper's autoencoder (arXiv 2403.17844): positions are sinusoids, the layers keep the width.
     """
 
     def __init__(self, config: LMConfig, tokens: int) -> None:
@@ -65,7 +64,7 @@ class Decoder(Asked):
         self.register_buffer("position", torch.cat([turn.sin(), turn.cos()], 1), persistent=False)
 
     def forward(self, ids: Tensor, places: Tensor) -> Tensor:
-        """Logits [N, n, vocab] for ``places`` [N, n], from the output behind the last of ``ids`` [N, T]."""
+        """Logits [N, n, vocab] for ``places`` [N, n], from the output after the last of ``ids`` [N, T]."""
         hidden, _ = self.language.model(ids)
         return self.language.lm_head(self.layers(hidden[:, -1:] + cast(Tensor, self.position)[places]))
 
@@ -76,7 +75,7 @@ def build(mixer: str, seed: int, *, before: str = "", tokens: int | None = None,
     Args:
         mixer: see :mod:`linattn.reproduce.variants`.
         seed: of the weights.
-        before: a mixer whose layers take turns with those of ``mixer``, in front of them.
+        before: a mixer whose layers precede those of ``mixer``, alternating.
         tokens: for a :class:`Decoder`, the length of the examples.
         fields: of LMConfig.
     """
@@ -94,9 +93,9 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def train(model: Asked, examples: Sequence[Examples], recipe: Recipe, *, seed: int = 0) -> Generator[None, None, float]:
-    """Train ``model`` on ``examples``, each of which has a length of its own; yields after every step.
+    """Train ``model`` on ``examples``, parts of one length each; yields after every step.
 
-    The order is that of ``seed``: batches of one length, all lengths mixed. A batch that is not full is left out, if it is not the only.
+    The order follows from ``seed``: batches of one length, all lengths mixed. An incomplete batch is dropped unless it is the only one.
 
     Returns:
         The mean loss of the last epoch.
@@ -149,7 +148,7 @@ def accuracy(model: Asked, examples: Examples, batch_size: int = 256) -> float:
 
 @torch.inference_mode()
 def last_right(model: Asked, examples: Examples, segment: int) -> float:
-    """Share of ``examples`` whose last answer is correct, read ``segment`` tokens at a time with the state carried on.
+    """Share of ``examples`` whose last answer is correct, read ``segment`` tokens at a time with the state carried over.
 
     A batch has about :data:`TOGETHER` tokens in a segment.
     """
@@ -176,7 +175,7 @@ def state_bytes(model: Asked, tokens: int) -> int:
 
 
 def _low_precision(device: torch.device) -> torch.autocast:
-    """bfloat16 on a GPU, as models are trained there; no cache of casts, which a captured step would find outdated."""
+    """Autocast to bfloat16 on a GPU, without the cache of casts, which would be stale in a captured step."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False)
 
 

@@ -17,13 +17,13 @@ from linattn.tasks import Examples, multi_query_recall
 
 VOCABULARY = 256  # bytes
 CONVOLUTION = "base_conv"
-UNSEEN = 512  # examples that are asked of a model that learned to recall
+UNSEEN = 512  # test examples of recall
 _REFERENCE = "softmax with the feed-forward asked for"
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A pattern of mixers and their options by name, in which otherwise equal models differ."""
+    """Pattern of mixers with options by name, in which otherwise equal models differ."""
 
     pattern: str
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Stack:
 def widths(stacks: Mapping[str, Stack], *, dim: int, layers: int, ffn_dim: int) -> dict[str, int]:
     """Feed-forward width at which each of ``stacks`` has as many parameters as softmax with ``ffn_dim``.
 
-    The reference is independent of the other stacks, and so are the models.
+    The models are thus independent of the other stacks.
 
     Raises:
         linattn.experiment.sizing.Unequal: for models that differ by more than 2 %, stating the numbers.
@@ -60,7 +60,7 @@ def widths(stacks: Mapping[str, Stack], *, dim: int, layers: int, ffn_dim: int) 
 
 
 def on_text(stack: Stack, run: Mapping[str, Any]) -> tuple[LanguageModel, float]:
-    """A model trained on the source of Python's standard library by :mod:`linattn.train`, and its validation bits per byte.
+    """Train a model on the source of Python's standard library by :mod:`linattn.train`; also returns its validation bits per byte.
 
     Args:
         stack: its mixers.
@@ -80,16 +80,16 @@ def on_text(stack: Stack, run: Mapping[str, Any]) -> tuple[LanguageModel, float]
 
 
 def on_recall(stack: Stack, run: Mapping[str, Any]) -> Generator[None, None, tuple[synthetic.Asked, Examples]]:
-    """A model that learned :func:`linattn.tasks.multi_query_recall`, and examples that it has not seen; yields after every step.
+    """Train a model on :func:`linattn.tasks.multi_query_recall`; also returns test examples, and yields after every step.
 
-    As in Zoology (arXiv 2312.04927) a gated short convolution, one more layer, stands before the stack: it joins each value to its key,
-    which softmax would need a much longer training for.
+    As in Zoology (arXiv 2312.04927) a layer of gated short convolution precedes the stack: it combines each value with its key,
+    which takes softmax much longer to learn.
 
     Args:
         stack: its mixers.
         run: its dim, layers, ffn_dim, vocab_size, epochs, batch_size, learning_rate, seed and device, and lengths: pairs of tokens and of
-            pairs among them. It learns from ``examples`` of each; those not seen are of the last. With ``tie_embeddings`` one matrix
-            embeds and answers, as in Zoology: of 8192 words nothing is recalled after 12,500 steps with two, of 64 two learn sooner.
+            pairs among them. It learns from ``examples`` of each; test examples have the last length. ``tie_embeddings``
+            as in Zoology: with two matrices nothing is recalled of 8192 words after 12,500 steps, while of 64 words two learn sooner.
     """
     generator = torch.Generator().manual_seed(run["seed"])
     kinds = [*((run["examples"], *length) for length in run["lengths"]), (UNSEEN, *run["lengths"][-1])]

@@ -1,4 +1,4 @@
-"""Mixers with options, as studies and comparisons name them: a registered name and options of its constructor.
+"""Notation of mixers with options in studies and comparisons: a registered name and options of its constructor.
 
 ``deltanet`` or ``deltanet:negative_eigenvalues=true`` or ``softmax:window=16:heads=2``: any registered mixer, any of its options.
 """
@@ -39,7 +39,7 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """The name, and in short form the options that were given."""
+        """The name and, in short form, the given options."""
         said = [self.name]
         for option, value in self.options.items():
             pair = f"{option} {json.dumps(value) if isinstance(value, bool) else value}"
@@ -48,7 +48,7 @@ class Variant:
 
     @property
     def mixer_options(self) -> dict[str, dict[str, Any]]:
-        """The options by the mixer's name, as configs of models take them."""
+        """Options by mixer name, as in configs of models."""
         return {self.name: self.options} if self.options else {}
 
     @property
@@ -58,7 +58,7 @@ class Variant:
 
 
 def everyone() -> tuple[str, ...]:
-    """Every mixer that a language model can have."""
+    """All mixers that a language model can have."""
     return tuple(name for name in mixers.available() if (known := mixers.info(name)).kind == "sequence" and known.causal)
 
 
@@ -71,10 +71,10 @@ def label(mixer: str) -> str:
 
 
 def parse(text: str) -> Variant:
-    """The mixer that ``text`` names.
+    """Parse the notation ``text`` of a mixer.
 
     Raises:
-        ValueError: for a mixer or an option that does not exist, a mixer that no language model can have, what is no ``option=value``, and
+        ValueError: for an unknown mixer or option, a mixer that no language model can have, invalid notation, and
             a value of another type than the option's.
     """
     name, *pairs = (part.strip() for part in text.split(":"))
@@ -97,9 +97,9 @@ def parse(text: str) -> Variant:
 
 
 def check(text: str, dim: int) -> None:
-    """Raise ValueError if a mixer with the options in ``text`` cannot have this width, or if an option is invalid; takes no memory."""
+    """Raise ValueError for an invalid option or width of the mixer ``text``; allocates no memory."""
     variant = parse(text)
-    if not variant.options:  # the defaults are good for every width of a study
+    if not variant.options:  # the defaults fit every width of a study
         return
     with torch.device("meta"):
         try:
@@ -109,7 +109,7 @@ def check(text: str, dim: int) -> None:
 
 
 def _value(text: str) -> Any:
-    """JSON where it is that, else the text itself."""
+    """Parse JSON; other text is returned unchanged."""
     try:
         return json.loads(text)
     except ValueError:
@@ -117,7 +117,7 @@ def _value(text: str) -> Any:
 
 
 def _parameters(cls: type) -> Mapping[str, inspect.Parameter]:
-    """Parameters of the mixer's constructor, with annotations as text where they name what is not imported."""
+    """Parameters of the mixer's constructor, with annotations as text if they cannot be resolved."""
     try:
         return inspect.signature(cls, eval_str=True).parameters
     except NameError:

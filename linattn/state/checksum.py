@@ -1,7 +1,7 @@
 """SHA-256 checksums in safetensors files, by which a flipped bit is detected.
 
-The checksum stands in the file's metadata and covers every byte of the file but its own digits. A file without one is not
-checked: other programs and earlier versions write none.
+The checksum is in the file's metadata and covers every byte of the file but its own digits. A file without one, of other
+programs or earlier versions, is not checked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from linattn.state.files import replacing
 
 KEY, PREFIX = "checksum", "sha256:"
 BLANK = PREFIX + 64 * "0"  # placeholder of the digest
-_LONGEST = 100_000_000  # bytes of a header, as safetensors has it
+_LONGEST = 100_000_000  # limit of a header's bytes, as in safetensors
 _PIECE = 1 << 20
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def writable(path: str | os.PathLike[str]) -> Path:
-    """Check as far as possible that ``path`` can be written before there is anything to write.
+    """Check as far as possible, before the content is computed, that ``path`` can be written.
 
     Raises:
         OSError: if its folder is missing or not writable, and if it is a folder itself, a device or a pipe, which would
@@ -61,7 +61,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a new name beside ``path`` to write to; on exit, sync that file and rename it to ``path``.
 
     A reader of ``path`` finds the old file or the new one, never a part, also after a crash. If
-    the block raises, nothing stays behind and ``path`` is as it was.
+    the block raises, ``path`` is unchanged and nothing is left behind.
     """
     path = writable(path)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
@@ -76,7 +76,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def sync(path: Path) -> None:
     """Sync ``path``, a file or a folder, to the disk."""
-    if os.name == "nt" and path.is_dir():  # Windows has no handle of a folder, and its renames are already ordered
+    if os.name == "nt" and path.is_dir():  # Windows has no folder handles, and orders renames itself
         return
     handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
     try:

@@ -1,4 +1,4 @@
-"""Identity of a state's model: its configuration, its dtype and its weights, so that no other model continues it."""
+"""Identity of a state's model: its configuration, its dtype and its weights, so that only this model continues it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KNOWN: WeakKeyDictionary[nn.Module, tuple[Any, str]] = WeakKeyDictionary()
 def identity(model: nn.Module) -> dict[str, Any]:
     """Identity of a :class:`linattn.LanguageModel` or its Hugging Face twin: ``config``, ``dtype`` and ``weights`` (a sha256).
 
-    Both have equal identities. Weights are hashed again when one of them has been written to, which takes a read of all to detect.
+    Both have equal identities. Weights are hashed again after a write to one of them; detecting it reads them all.
 
     Raises:
         TypeError: for any other object.
@@ -67,7 +67,7 @@ def _weights(model: nn.Module) -> str:
 def _marks(tensors: Collection[Tensor]) -> list[tuple[int, int, int]] | None:
     """Key that changes when one of ``tensors`` is replaced or written to; None if versions are not tracked.
 
-    Writes to a tensor's ``data`` change no version; a sum of bits, read twenty times as fast as a hash, detects them.
+    Writes to a tensor's ``data`` change no version; a sum of bits, twenty times as fast as a hash, detects them.
     """
     if any(t.is_inference() for t in tensors):
         return None

@@ -1,4 +1,4 @@
-"""Lock of a folder that one process at a time writes to."""
+"""Lock of a folder for a single writing process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def empty(folder: Path) -> bool:
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Hold the only writer's lock on ``folder``, which is made if missing; the lock ends with the process in every case.
+    """Hold the only writer's lock on ``folder``, which is made if missing; the lock ends with the process in any case.
 
     Raises:
         ValueError: at once, if another process (or another thread, or this one) holds the lock.

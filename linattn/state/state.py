@@ -1,4 +1,4 @@
-"""State of a model as one value: rows can be selected and forked, it moves between devices, and is saved safely."""
+"""State of a model as one value: selection and forking of rows, moves between devices, safe files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from linattn.state.checksum import damage, save_tensors
 from linattn.state.identity import difference, identity
 
 FORMAT, VERSION = "linattn.State", 1
-_LARGEST = 2**48  # bytes: what processors can address
+_LARGEST = 2**48  # bytes: the address space of processors
 
 
 class State:
     """State of a model for its sequences: for each layer a dict of tensors whose first dimension is the rows.
 
     A layer without memory (a feed-forward) is an empty dict. Every method returns a new state; the tensors of a state are
-    never written to, so it can be continued many times.
+    never written to, so it can be continued repeatedly.
     """
 
     layers: tuple[dict[str, Tensor], ...]
@@ -172,7 +172,7 @@ class State:
             known_device("device", device)
         else:
             device = next(model.parameters()).device if isinstance(model, nn.Module) else "cpu"
-        with path.open("rb"):  # safetensors names no file in its errors
+        with path.open("rb"):  # errors of safetensors do not name the file
             pass
         try:
             with safe_open(path, framework="pt") as file:
@@ -271,7 +271,7 @@ def _flatten(state: State) -> tuple[list[Tensor], list[list[str]]]:
 
 
 def _unflatten(leaves: Iterable[Any], names: list[list[str]]) -> State:
-    leaves = iter(leaves)  # not always tensors: transforms also map a tree to trees of other things, so nothing is checked
+    leaves = iter(leaves)  # unchecked, since transforms also build trees of other things than tensors
     state = object.__new__(State)
     state.layers = tuple({name: next(leaves) for name in layer} for layer in names)
     return state

@@ -1,4 +1,4 @@
-"""Store of states by the tokens that led to them, so that a prefix is read once."""
+"""Store of states by their tokens, so that a prefix is read once."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ class PrefixStore:
         n = len(tokens)
         key = _keys(_start(model), tokens, [n])[n]
         with self._lock:
-            for left in self.folder.glob(".*.part"):  # left by a killed process, since the lock excludes other writers
+            for left in self.folder.glob(".*.part"):  # of a killed process, since the lock excludes other writers
                 left.unlink()
             path = self._path(n, key)
             if state.nbytes <= self.max_bytes:
                 if not path.is_file():
                     state.save(path, model=model, description={"key": key})
                 _touch(path)
-            self._shrink()  # of what others with more bytes have left too
+            self._shrink()  # also files of processes with a larger ``max_bytes``
 
     def _files(self) -> Iterator[Path]:
         return (path for path in self.folder.iterdir() if _NAME.fullmatch(path.name) and path.is_file() and not path.is_symlink())
@@ -101,7 +101,7 @@ class PrefixStore:
         """Read a state; None if its file is damaged, which is then removed."""
         path = self._path(length, key)
         try:
-            state = State.load(path, device=next(model.parameters()).device, description={"key": key})  # the key is of the model too
+            state = State.load(path, device=next(model.parameters()).device, description={"key": key})  # the key identifies the model too
         except ValueError:
             path.unlink()
             return None
@@ -140,7 +140,7 @@ def _keys(whole: hashlib._Hash, tokens: Sequence[int], lengths: Sequence[int]) -
 
 
 def _alike(states: Sequence[State]) -> bool:
-    """True if sizes are equal: layers that keep every token may have kept filler besides."""
+    """True if sizes are equal, except slots: layers that keep every token may have padding."""
     sizes = [[{name: t.shape for name, t in layer.items()} for layer in state.layers] for state in states]
     return all(size == sizes[0] for size in sizes)
 

@@ -9,7 +9,7 @@ from linattn.tasks.examples import IGNORED, Examples, integers, whole
 
 
 def copying(count: int, *, length: int, vocab_size: int = 28, generator: Generator) -> Examples:
-    """A string of ``length`` random letters, then a copy token, after which the string is asked again (arXiv 2402.01032, section 2).
+    """A string of ``length`` random letters, then a copy token, after which the string is to be repeated (arXiv 2402.01032, section 2).
 
     begin x₁ ... x_L copy x₁ ... x_{L-1}: 2 L + 1 tokens with L questions, from the copy token on. Token V - 2 is the beginning, V - 1
     the copy token; with V = 28 there are 26 letters, as in the paper.
@@ -30,7 +30,7 @@ def copying(count: int, *, length: int, vocab_size: int = 28, generator: Generat
 def induction_heads(count: int, *, tokens: int, vocab_size: int = 16, generator: Generator) -> Examples:
     """Random tokens, a special one (V - 1) among them and again at the end: its successor is asked (arXiv 2312.00752, 4.1).
 
-    The first place of the special token is uniform over the first T - 2. Any length is possible, a million tokens too.
+    The first place of the special token is uniform over the first T - 2. Any length is possible.
 
     Returns:
         Examples with ``tokens`` tokens, of which the last asks.

@@ -9,13 +9,13 @@ from torch import Generator, Tensor
 
 from linattn.arguments import beyond_memory
 
-LARGEST = 2**31 - 1  # of all numbers
+LARGEST = 2**31 - 1  # limit of all numbers
 IGNORED = -100  # label of a position without a question; torch's cross entropy ignores it
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Sequences with the answers asked of them.
+    """Sequences with labels at the positions that ask for an answer.
 
     Args:
         ids: tokens [N, T] int64.
@@ -37,7 +37,7 @@ class Examples:
     def asked(self) -> tuple[Tensor, Tensor]:
         """Positions and answers of the questions, both [N, n] int64, with n the largest number of questions of an example.
 
-        In an example with fewer questions filler positions follow, with the answer :data:`IGNORED`.
+        Examples with fewer questions are padded with the answer :data:`IGNORED`.
         """
         question = self.labels != IGNORED
         most = int(question.sum(1).max()) if len(self) else 0

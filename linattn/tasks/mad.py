@@ -1,6 +1,6 @@
 """Tasks of Mechanistic Architecture Design (arXiv 2403.17844): recall in three kinds, selective copying, compression, memorisation.
 
-Only answers that follow from earlier tokens are asked. The authors' code tests the same, but trains recall on every next token.
+Labels are only at answers determined by earlier tokens. The authors' code tests the same, but trains recall on every next token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def in_context_recall(
 ) -> Examples:
     """Pairs of a key and its value with repeated keys: the value of every repeated key is asked (arXiv 2403.17844).
 
-    Each example has a value of its own for each key. The last key is the key of an earlier pair, each pair equally likely (in the authors'
+    Each example draws its own values of the keys. The last key is the key of an earlier pair, each pair equally likely (in the authors'
     code each key is). With probability ``noise`` each pair but the last and one other is replaced by two tokens of a noise vocabulary
     (the paper's noisy recall: vocabulary 32, 16 of these for noise, noise 0.2).
 
@@ -206,7 +206,7 @@ def _motifs(low: int, high: int, sizes: Sequence[int], shape: tuple[int, int], g
     """Draw different tokens from low to high - 1, each of ``sizes`` equally likely: [*shape, longest] with -1 behind the end."""
     longest, count = max(sizes), shape[0] * shape[1]
     size = torch.tensor(sizes)[integers(0, len(sizes), (count, 1), generator)]
-    drawn = low + distinct(count, longest, high - low, generator)  # the first ones of these are as random
+    drawn = low + distinct(count, longest, high - low, generator)  # prefixes of these are equally distributed
     return torch.where(torch.arange(longest) < size, drawn, -1).view(*shape, longest)
 
 

@@ -1,4 +1,4 @@
-"""Optimizer, schedule and random generators as safetensors and JSON, and the mark of a whole checkpoint."""
+"""Optimizer, schedule and random generators as safetensors and JSON, and the marker of a complete checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def mark(folder: Path, **about: Any) -> None:
-    """Declare ``folder`` complete, by the last file that is written to it.
+    """Mark ``folder`` as complete, by the last file written to it.
 
     The file records ``about`` (step, seconds, losses, counts) with the sizes and SHA-256 digests of the other files.
     """

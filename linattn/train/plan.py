@@ -23,19 +23,19 @@ from linattn.train.setup import check_sharing, model_config
 from linattn.train.speed import token_flops
 
 FLOAT = 4
-_SHORT, _LONG = 128, 256  # tokens between which activations are taken to grow by a straight line
+_SHORT, _LONG = 128, 256  # tokens from which the growth of activations is extrapolated linearly
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Numbers of values that one card of tensor parallelism has.
+    """Numbers of values on one card of tensor parallelism.
 
     Args:
-        whole: all parameters, as of one card.
+        whole: all parameters, without parallelism.
         own: its parameters.
         largest: those of its largest block.
-        held: this card's, once they are sharded.
-        kept: those of ``held`` that every card has whole, since they stay float32.
+        held: this card's, after sharding.
+        kept: those of ``held`` that are replicated, since they stay float32.
         matrices: those of ``held`` that Muon orthogonalises.
     """
 
@@ -81,7 +81,7 @@ class Plan:
 
 
 def plan(options: PlanOptions) -> Plan:
-    """Plan a training, from tensors without storage.
+    """Plan a training, on tensors without storage.
 
     Parameters, optimizer and states are exact. Activations are the tensors that one block of each kind saves for its backward pass in
     the portable form; GPU kernels save fewer. Time is operations over the share ``mfu`` of the device's peak, and bytes over the links.

@@ -8,9 +8,9 @@ from typing import Any
 from linattn.arguments import check_fields, option
 from linattn.train.options import CHOICES
 
-# Dense bfloat16 operations a second and bytes of memory of a card, from the vendor's data sheets; a "cpu" is whatever is given.
+# Dense bfloat16 operations a second and bytes of memory of a card, from the vendor's data sheets; a "cpu" has the given values.
 DEVICES = {"h200": (989e12, 141e9), "h100": (989e12, 80e9), "b200": (2250e12, 180e9), "a100": (312e12, 80e9)}
-MOST_LAYERS = 100_000  # a plan visits each of them
+MOST_LAYERS = 100_000  # limit, since a plan visits each layer
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class PlanOptions:
         dp, cp, tp: groups with sequences of their own, cards that share a sequence, cards that share the heads; their product is the number
             of cards.
         fsdp: shard parameters, gradients and optimizer over dp x cp cards; more than one ``tp`` implies it.
-        checkpoint_activations: keep the blocks' inputs alone.
+        checkpoint_activations: save only the blocks' inputs.
         optimizer: ``"adamw"`` or ``"muon"``.
         dtype: of products of matrices; weights, gradients and moments are float32.
         device: one of h200, h100, b200, a100.

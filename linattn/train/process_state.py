@@ -15,7 +15,7 @@ from linattn.train import checkpoint
 def restored_process_state() -> Iterator[None]:
     """Context without transformers' progress bars; restores them and the random generators when it ends.
 
-    Its warning that a resumed run saves at other steps is left out too: a run that is extended does.
+    Also suppresses its warning that a resumed run saves at other steps, as an extended run does.
     """
     before, bars = checkpoint.generators(), logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""Division of a training among processes: sequences of their own, parts of one sequence, heads, and parameters."""
+"""Division of a training among processes: over sequences, parts of a sequence, heads, and parameters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Processes:
     Args:
         cp: processes that share a sequence.
         tp: processes that share the heads of each mixer and the channels of each feed-forward.
-        fsdp: whether parameters, gradients and optimizer are sharded; else every process has all.
+        fsdp: whether parameters, gradients and optimizer are sharded; else they are replicated.
         device: type of their devices.
     """
 
@@ -40,7 +40,7 @@ class Processes:
 
     @classmethod
     def of(cls, options: TrainOptions, device: str) -> Processes:
-        """Processes that ``torchrun`` or ``accelerate launch`` has started.
+        """Processes started by ``torchrun`` or ``accelerate launch``.
 
         Raises:
             ValueError: where cp x tp does not divide their number.
@@ -76,7 +76,7 @@ class Processes:
         parallelize(model, self.mesh, compile_blocks=options.compile, dtype=dtype)
 
     def shared(self, inputs: dict[str, Any]) -> tuple[dict[str, Any], AbstractContextManager[None]]:
-        """This process's part of a batch, and the context in which the model reads it.
+        """This process's part of a batch, and the context for the model's call.
 
         ``labels`` [B, T] become targets: the label of the next token, -100 at the last one.
         """
@@ -92,16 +92,16 @@ class Processes:
         return Layout.of(self.mesh["cp"], tokens, cu_seqlens=cu_seqlens)
 
     def summed(self, t: Tensor) -> Tensor:
-        """Sum of ``t`` over all parts of all sequences, each counted once."""
+        """Sum of ``t`` over all parts of all sequences, without duplicates."""
         if self.count > 1:
             torch.distributed.all_reduce(t)
         return t / self.tp
 
 
 def leave() -> None:
-    """Destroy this process's groups after a barrier; nothing without groups.
+    """Destroy this process's groups, if any, after a barrier.
 
-    A process that ends while gloo's threads still hold tensors of the last exchange is aborted.
+    Otherwise a process that ends while gloo's threads hold tensors of the last exchange is aborted.
     """
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
@@ -109,7 +109,7 @@ def leave() -> None:
 
 
 class Batches(Sampler):
-    """Batches of ``size`` of the samples from ``first`` to ``count`` for one of several groups, which take turns."""
+    """Batches of ``size`` of the samples from ``first`` to ``count`` for one of several groups, assigned in turn."""
 
     def __init__(self, first: int, count: int, size: int, processes: Processes) -> None:
         self.first, self.count, self.size, self.processes = first, count, size, processes

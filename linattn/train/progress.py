@@ -29,7 +29,7 @@ class Recorder(TrainerCallback):
         self, path: Path, history: list[dict[str, Any]], seen: dict[str, Any], *, step_tokens: int, bits_per_byte: Callable[[float], float]
     ) -> None:
         """``seen``: value of :meth:`seen` at the last checkpoint."""
-        self._first = (seen.get("step", 0), seen["seconds"])  # where the interval of the log began
+        self._first = (seen.get("step", 0), seen["seconds"])  # start of the log's interval
         self.path, self.history = path, history
         self.seconds: float = seen["seconds"]
         self._losses: list[float] = list(seen["losses"])  # since the last validation
@@ -131,7 +131,7 @@ class Ending(TrainerCallback):
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _receive(self, number: int, _: object) -> None:
-        if number == signal.SIGINT and not self._several:  # torchrun repeats the terminal's
+        if number == signal.SIGINT and not self._several:  # torchrun forwards the terminal's signal
             if self._own:
                 raise KeyboardInterrupt
             print("ending after this step; Ctrl-C again ends at once, without saving", file=sys.stderr)
@@ -144,7 +144,7 @@ class Ending(TrainerCallback):
                 control.should_save = control.should_training_stop = True
 
     def _agreed(self) -> int:
-        """Exchange the numbers of this step, and return the largest of the step before: reading it keeps no GPU waiting."""
+        """Exchange the numbers of this step, and return the largest of the step before, whose value is ready without a wait."""
         before, self._reduced = self._reduced, torch.full((), self._own, device=self._device)
         torch.distributed.all_reduce(self._reduced, torch.distributed.ReduceOp.MAX)
         return 0 if before is None else int(before)

@@ -1,4 +1,4 @@
-"""Published models in the place of a run: model folders of transformers and other libraries, and GGUF files."""
+"""Published models in place of a run: model folders of transformers and other libraries, and GGUF files."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def check(options: TrainOptions, same: dict[str, Any]) -> bool:
         return False
     if not options.resume:
         raise ValueError(f"{folder} already holds a run: continue it with --resume, or choose another folder with --out")
-    there = {"join_documents": False, **known["same"]}  # runs begun before the option existed
+    there = {"join_documents": False, **known["same"]}  # runs from before the option existed
     if isinstance(there.get("steps"), int) and there["steps"] < options.steps:  # extended
         there = {**there, "steps": options.steps}
     other = [f"{k} {there.get(k)!r} there, {v!r} here" for k, v in same.items() if there.get(k) != v]
@@ -150,7 +150,7 @@ def _same(one: Path, other: Path) -> bool:
 def _link(file: Path, to: Path) -> None:
     try:
         os.link(file, to)
-    except OSError:  # a file system without links
+    except OSError:  # the file system has no links
         shutil.copyfile(file, to)
 
 

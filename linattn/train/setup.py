@@ -28,7 +28,7 @@ SCHEDULES = {"cosine": "cosine", "wsd": "warmup_stable_decay", "linear": "linear
 
 
 def settled(options: TrainOptions, begun: TrainOptions | None = None, samples: int | None = None) -> TrainOptions:
-    """Fill in what determines the weights where ``options`` leave it open: the resumed run's values, else the defaults.
+    """Fill in unset ``options`` that determine the weights: with the resumed run's values, else the defaults.
 
     Args:
         options: as they were given.

@@ -111,7 +111,7 @@ def _load(tensors: dict[str, Tensor], orders: dict[str, Tensor], reader: Hugging
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out DCP's log of each file, and its warning that a single process reads alone."""
+    """Suppress DCP's log of each file, and its warning about reading in a single process."""
     logger = logging.getLogger("torch.distributed.checkpoint")
     before = logger.level
     logger.setLevel(logging.ERROR)

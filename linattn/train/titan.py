@@ -9,7 +9,7 @@ A file of your own names the model and the data::
 
     torchrun --nproc-per-node 8 -m torchtitan.train --module my_file --config hybrid --training.steps 1000
 
-torchtitan's options do the rest: batch, optimizer, schedule, compilation, activation checkpointing, checkpoints. Parameters are sharded
+torchtitan's options set the rest: batch, optimizer, schedule, compilation, activation checkpointing, checkpoints. Parameters are sharded
 by :func:`linattn.parallel.parallelize` over all processes. torchtitan's tensor, context and pipeline parallelism need its own layers and
 are refused; ``linattn train --tp --cp`` has them. Needs torchtitan 0.3 and the torch that it asks for, newer than 2.13.
 """
@@ -54,7 +54,7 @@ class TitanModel(BaseModel):
         options: dict[str, Any] = field(default_factory=dict)
 
         def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
-            """Nothing of a model depends on the trainer."""
+            """Do nothing: models do not depend on the trainer."""
 
         def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
             """Count parameters, and operations of a training token."""
@@ -66,7 +66,7 @@ class TitanModel(BaseModel):
         self.model = LinattnForCausalLM(LMConfig(**config.options))
 
     def verify_module_protocol(self) -> None:
-        """Layers here are plain modules: :meth:`init_states` and :func:`shard` do what torchtitan's do for themselves."""
+        """Do nothing: layers are plain modules; :meth:`init_states` and :func:`shard` replace torchtitan's protocol."""
 
     def init_states(self, *, buffer_device: torch.device | None = None) -> None:
         """Fill all parameters and buffers with those of a model that the first process builds on the CPU."""
@@ -80,7 +80,7 @@ class TitanModel(BaseModel):
     def forward(self, tokens: Tensor, positions: Tensor | None = None, **_: Any) -> Tensor:
         """Compute logits [B, T, V]; ``positions`` [B, T] begin anew with each document."""
         logits = self.model(input_ids=tokens, position_ids=positions, use_cache=False).logits
-        if logits.requires_grad and self.processes > 1:  # the loss is a share of the sum over all processes, whose gradients FSDP averages
+        if logits.requires_grad and self.processes > 1:  # FSDP averages gradients, but torchtitan's loss is this process's term of a sum
             logits.register_hook(lambda gradient: gradient * self.processes)
         return logits
 
@@ -152,7 +152,7 @@ class PreparedLoader(BaseDataLoader):
         return {"step": self.step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue behind that batch."""
+        """Continue after that batch."""
         self.step = state_dict["step"]
 
 

@@ -70,7 +70,7 @@ class RunTrainer(Trainer):
 
     @property
     def _own(self) -> nn.Module:
-        """The model without the wrappers of Trainer."""
+        """Model without Trainer's wrappers."""
         return cast(nn.Module, self.model)
 
     def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +119,7 @@ class RunTrainer(Trainer):
         self, dataloader: DataLoader, description: str, prediction_loss_only: bool | None = None, ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:  # fmt: skip
-        """Evaluate as Trainer does; each group of processes reads its own windows, all groups in equally many passes."""
+        """Evaluate as Trainer does; each group of processes reads its own windows, in equally many passes."""
         if self.processes.count == 1:
             return super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         dataset, size = dataloader.dataset, self.args.eval_batch_size
@@ -200,7 +200,7 @@ class RunTrainer(Trainer):
         state_dict = {} if self.processes.fsdp else state_dict
         self.accelerator.unwrap_model(self.model).save_pretrained(output_dir, state_dict=state_dict)
         tokenizer_of(self.codec, end=self._end).save_pretrained(output_dir)
-        if isinstance(self.codec, TokenizerCodec):  # byte for byte as given
+        if isinstance(self.codec, TokenizerCodec):  # byte for byte the given file
             Path(output_dir, TOKENIZER).write_text(self.codec.content, encoding="utf-8")
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:

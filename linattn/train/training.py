@@ -23,7 +23,7 @@ from linattn.train.progress import Bar, Ending, Recorder
 from linattn.train.speed import meter
 from linattn.train.trainer import RunTrainer
 
-PACKED_MULTIPLE = 64  # of the number of sequences in a packed batch of a compiled model
+PACKED_MULTIPLE = 64  # rounding of the number of sequences in a packed batch of a compiled model
 
 
 def train(options: TrainOptions, *, progress: bool = True) -> TrainResult:
@@ -51,7 +51,7 @@ def train(options: TrainOptions, *, progress: bool = True) -> TrainResult:
     _long_enough(data, options)
     tokens, shards = options.batch_size * options.context // options.cp, processes.count if processes.fsdp else 1
     require_training(config, tokens=tokens, chunk=setup.loss_chunk(options, data.vocab_size), shards=shards)
-    with torch.device("meta"):  # widths that do not divide are refused before the folder is created
+    with torch.device("meta"):  # refuses invalid widths before the folder is created
         LinattnForCausalLM(config)
     setup.check_sharing(config, options.cp, options.tp)
     args = setup.training_arguments(options)
@@ -78,7 +78,7 @@ def _run(
     history = run.history(options.folder, seen["step"])
     if args.process_index == 0:
         run.clean(options.folder, history)
-        run.present(options.folder)  # the process may have been killed before it could
+        run.present(options.folder)  # the process may have been killed before it did
     torch.manual_seed(options.seed)
     model = LinattnForCausalLM(config)
     model.token_loss = setup.token_loss(options, data.vocab_size)

@@ -9,7 +9,7 @@ from linattn.vllm.server import serving
 
 
 def main() -> None:
-    """Start the server, stream one answer, end the server."""
+    """Start the server, stream one answer, stop the server."""
     parser = argparse.ArgumentParser(prog="python -m linattn.vllm", description=__doc__)
     parser.add_argument("folder", help="of a model, as save_pretrained, export and train write it")
     parser.add_argument("prompt", nargs="?", default="def main(")

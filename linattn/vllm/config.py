@@ -11,7 +11,7 @@ from linattn.hf import LMConfig
 from linattn.hf.convert import FAMILIES, family
 from linattn.mixers.attention.softmax import Softmax
 
-STATES, HYBRID = "LinattnForCausalLM", "LinattnHybridForCausalLM"  # architectures: states alone, and states beside keys and values
+STATES, HYBRID = "LinattnForCausalLM", "LinattnHybridForCausalLM"  # architectures: only states, and states beside keys and values
 UNKNOWN_TO_VLLM = ("rwkv", "rwkv6", "rwkv7", "xlstm", "recurrent_gemma", "gla", "retnet", "delta_net", "gated_deltanet", "kda", "hgrn2")
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # sizes of heads of vLLM's attention; other heads are padded with zeros
 _KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype")  # fields kept of a published config

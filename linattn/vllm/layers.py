@@ -35,7 +35,7 @@ class Recurrent(nn.Module, MambaBase):
     def __init__(self, inner: Any, fresh: dict[str, Tensor], layer: int, call: Call, vllm_config: Any) -> None:
         super().__init__()
         self.inner, self.layer, self.call, self.shares = inner, layer, call, inner.shares
-        self.fresh, self.layout = fresh, Layout(fresh)  # the state before the first token, which may be made of weights
+        self.fresh, self.layout = fresh, Layout(fresh)  # state before the first token, which may depend on weights
         call.nbytes = max(call.nbytes, self.layout.nbytes)
         self.kv_cache: tuple[Tensor, ...] = ()
         self.prefix = f"layers.{layer}.mixer"
@@ -57,7 +57,7 @@ class Recurrent(nn.Module, MambaBase):
     def forward(self, x: Tensor, state: None = None, *, shared: Tensor | None = None, return_shared: bool = False, **how: Any) -> Any:
         """Mix ``x`` [1, T, D] from the states in the pages and leave the new ones there."""
         metadata = get_forward_context().attn_metadata
-        if metadata is None or not self.kv_cache:  # while vLLM measures memory
+        if metadata is None or not self.kv_cache:  # in vLLM's memory profiling
             y, passed = self._alone(x, shared)
         else:
             y, passed = self._paged(x, Batch.of(metadata[self.prefix]), shared)

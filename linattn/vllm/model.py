@@ -85,7 +85,7 @@ class _Served(nn.Module, HasInnerState, SupportsMambaPrefixCaching):
 
     @classmethod
     def get_mamba_state_copy_func(cls) -> Any:
-        """Copy of a page as a whole, behind a block of a prefix."""
+        """Copy functions of whole pages, for cached prefixes."""
         return MambaStateCopyFuncCalculator.linear_attention_state_copy_func()
 
 

@@ -64,7 +64,7 @@ def begin(model: nn.Module) -> None:
     """Record in the folder that its states belong to ``model``, a :class:`linattn.hf.LinattnForCausalLM`."""
     here = folder()
     if here is not None:
-        for left in here.glob(".*.pending"):  # left by a server that was stopped early
+        for left in here.glob(".*.pending"):  # of a server that was killed
             left.unlink(missing_ok=True)
         with replacing(here / _MODEL) as aside:
             aside.write_text(json.dumps(identity(model)), encoding="utf-8")
@@ -129,7 +129,7 @@ class Wanted:
 
     @classmethod
     def of(cls, extra: Mapping[str, Any]) -> Wanted:
-        """Read the files requested in ``extra``, which was checked before; a file removed meanwhile is logged and marked as failed."""
+        """Read the files requested in ``extra``, which was checked before; a file removed since is logged and marked as failed."""
         wanted = cls(save=extra.get(SAVE))
         try:
             wanted.state = read(extra[LOAD]) if LOAD in extra else None

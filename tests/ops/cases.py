@@ -1,4 +1,4 @@
-"""Calls of the recurrence as data: random, tame arguments of every kind and rank, run under any form, sliced, packed and rounded.
+"""Calls of the recurrence as data: random, stable arguments of every kind and rank, run in any form, sliced, packed and rounded.
 
 B batch, T time, H heads of v, Hk heads of q and k, K key size, V value size, N states.
 """
@@ -19,7 +19,7 @@ import linattn
 KINDS = ("plain", "beta", "erase", "bonus", "normalize")
 RANKS = ("none", "H", "HK", "BTH", "BTHK")
 FORMS = ("parallel", "chunk", "recurrent")
-OVER_TIME = ("q", "k", "v", "beta", "read", "write")  # and decay, where it has a time
+OVER_TIME = ("q", "k", "v", "beta", "read", "write")  # and decay, if it has a time dimension
 ROWS = ("S", "z")  # one row a sequence
 
 
@@ -71,7 +71,7 @@ class Call:
         return Call(own, {name: x for name, x in self.options.items() if name != "cu_seqlens"})
 
     def to(self, dtype: torch.dtype, decay: torch.dtype | None = None) -> Call:
-        """Rounded to ``dtype``; states, and decay unless said otherwise, stay wide."""
+        """Round to ``dtype``, except states and, by default, decay."""
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         dtypes = {"S": wide, "z": wide, "decay": decay or wide}
         return replace(self, tensors={n: t.to(dtypes.get(n, dtype)) for n, t in self.tensors.items()})
@@ -92,7 +92,7 @@ def arguments(tensors: dict[str, Tensor], options: dict) -> dict:
 
 
 def results(out: object, options: dict) -> dict[str, Tensor]:
-    """What the op returned, by name."""
+    """Results of the op by name."""
     named = {}
     if options.get("return_state"):
         out, state = out
@@ -103,7 +103,7 @@ def results(out: object, options: dict) -> dict[str, Tensor]:
 
 
 def remembered(function: Callable) -> Callable:
-    """``function(call, ...)``, not run again for a call of the same numbers: every form and dtype is compared with the same reference."""
+    """Cache ``function(call, ...)`` by the call's numbers: every form and dtype is compared with the same reference."""
     kept: OrderedDict[tuple, object] = OrderedDict()
 
     @wraps(function)
@@ -159,7 +159,7 @@ def _gradients(call: Call, outputs: Iterable[str] | None, seed: int, **how: str)
 
 
 def cotangent(like: Tensor, seed: int = 0) -> Tensor:
-    """The same numbers for every dtype (those of bfloat16), so that what differs is the op."""
+    """Numbers equal for every dtype (representable in bfloat16), so that only the op differs."""
     generator = torch.Generator().manual_seed(seed + like.ndim)
     return torch.randn(like.shape, generator=generator).bfloat16().to(like)
 
@@ -168,7 +168,7 @@ def make(
     kind: str, rank: str, *, B: int = 2, T: int = 9, H: int = 2, Hk: int | None = None, K: int = 4, V: int = 3,
     lengths: tuple[int, ...] | None = None, initial: bool = True, strength: float | tuple[float, float] = (0.02, 0.6), seed: int = 0,
 ) -> Call:  # fmt: skip
-    """A tame float64 call that returns its state. ``strength``: decays lie between minus these; ``lengths`` packs."""
+    """A stable float64 call that returns its state. ``strength``: decays lie between minus these; ``lengths`` packs."""
     random = torch.Generator().manual_seed(seed)
     normal = partial(torch.randn, generator=random, dtype=torch.float64)
     uniform = partial(torch.rand, generator=random, dtype=torch.float64)
@@ -201,7 +201,7 @@ def _extra(kind: str, t: dict[str, Tensor], normal: partial, uniform: partial) -
     (B, T, H, _), K = t["v"].shape, t["k"].shape[3]
     if kind == "beta":  # β‖k‖² < 2, also after rounding to bfloat16
         return {"k": unit(t["k"]), "beta": uniform(B, T, H) * 1.9}
-    if kind == "erase":  # read and write nearly opposite and at most of unit length: the transition stays tame
+    if kind == "erase":  # read and write nearly opposite and at most of unit length, for a stable transition
         direction = unit(normal(B, T, H, K))
         return {"read": direction, "write": -uniform(B, T, H, 1) * unit(direction + 0.1 * normal(B, T, H, K))}
     if kind == "bonus":
@@ -212,7 +212,7 @@ def _extra(kind: str, t: dict[str, Tensor], normal: partial, uniform: partial) -
 
 
 def turned(t: Tensor) -> Tensor:
-    """``t`` as a view that has the other signs in memory, and a bit that says so."""
+    """``t`` as a negative view: negated in memory, with the negative bit set."""
     view = torch.complex(torch.zeros_like(t), -t).conj().imag
     assert view.is_neg()
     return view
@@ -223,12 +223,12 @@ def unit(x: Tensor) -> Tensor:
 
 
 def packed(a: dict[str, Tensor], parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The results of separate calls, put together as those of one packed call ``a``."""
+    """Concatenate the results of separate calls as those of one packed call ``a``."""
     return {n: torch.cat([p[n] for p in parts], 0 if n in ROWS else 1) for n in a}
 
 
 def disturbed(call: Call, before: Tensor) -> Call:
-    """The same after the walls; before them everything is another and much larger, or more strongly faded."""
+    """Copy with equal tokens after the resets; before them all are different and much larger, or more strongly decayed."""
     changed = {}
     for n in call.timed:
         t = call.tensors[n]

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def _fresh() -> Iterator[None]:
-    """Compile without earlier graphs, and leave none behind."""
+    """Reset compiled graphs before and after a test."""
     import torch
 
     torch._dynamo.reset()

@@ -1,7 +1,7 @@
-"""The recurrence a second time, written from the equations with every product spelled out: [B, T, H, K, V] everywhere.
+"""Independent definition of the recurrence with every product spelled out: [B, T, H, K, V] everywhere.
 
-It is slow and large on purpose. Each argument is first repeated to the full shape, so that the gradient of one of its copies
-is one summand of the gradient of the argument.
+Each argument is first repeated to the full shape, so that the gradient of one of its copies is one summand of the argument's
+gradient.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _named(call: Call, o: Tensor, s: Tensor) -> dict[str, Tensor]:
 
 
 def results(call: Call) -> dict[str, Tensor]:
-    """What the op has to return."""
+    """Expected results of the op."""
     return run(call, repeated(call))[0]
 
 
@@ -94,12 +94,11 @@ def largest_state(call: Call) -> float:
 
 @remembered
 def deviations(call: Call, dtype: torch.dtype, outputs: tuple[str, ...] | None = None, samples: int = 8) -> dict[str, Tensor]:
-    """What rounding costs each result, by name, and each gradient, as "gradient of NAME": the standard deviation of every number.
+    """Rounding errors of each result, by name, and gradient, as "gradient of NAME": the standard deviation of every number.
 
-    Every factor of every product is off by a rounding to ``dtype``, up or down at random; every state and its gradient by one to the dtype
-    that states have, float32 at least. The factor of a decay, a state and its gradient are also off by the smallest normal number, below
-    which a number may count as 0. So each term of a sum counts with its own size, be the sum 0, as do 1 and β|k|² in the factor 1 - β|k|²
-    of a state.
+    Every factor of every product has a random rounding error of ``dtype``; every state and its gradient one of the states' dtype, at least
+    float32. The factor of a decay, a state and its gradient also err by the smallest normal number, since subnormals may be 0. So each
+    term of a sum contributes by its own size, even if the sum is 0, as do 1 and β|k|² in the factor 1 - β|k|² of a state.
     """
     wide = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32)
     unit, least = torch.finfo(dtype).eps / 2, wide.tiny
@@ -128,7 +127,7 @@ def _moved(name: str, t: Tensor, unit: float, least: float, random: torch.Genera
 
 
 class _Stored(torch.autograd.Function):
-    """A state and its gradient, both off by ``size``: a share of them, and a number."""
+    """A state and its gradient, both with errors ``size``: relative and absolute."""
 
     @staticmethod
     def forward(ctx: Any, size: tuple[float, float], random: torch.Generator, s: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How far a result may be from the float64 reference on the same rounded inputs."""
+"""Tolerances of results against the float64 reference on the same rounded inputs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.ops.cases import Call, gradients, reference
 
 EXACT = {torch.float64: 1e-10, torch.float32: 1e-5}
 HALF_GRADIENT = {"decay": 0.025, "beta": 0.025, "read": 0.025, "write": 0.025}  # else 0.015
-DEVIATIONS = 4  # of a result from the exact one, in standard deviations of what rounding each factor of its terms costs
+DEVIATIONS = 4  # tolerance in standard deviations of the rounding errors of all factors
 
 
 def error(out: Tensor, ref: Tensor, floor: float | Tensor = 0.0) -> float:
-    """‖out − ref‖ / max(‖ref‖, floor) in float64; 0 where both are 0, infinite where a NaN came."""
+    """‖out − ref‖ / max(‖ref‖, floor) in float64; 0 if both are 0, infinite for NaN."""
     assert out.shape == ref.shape, f"came with {list(out.shape)}, wanted {list(ref.shape)}"
     difference, size = (out.double() - ref.double()).norm().item(), max(ref.double().norm().item(), float(floor))
     if difference == 0.0:
@@ -28,7 +28,7 @@ def error(out: Tensor, ref: Tensor, floor: float | Tensor = 0.0) -> float:
 
 @dataclass(frozen=True)
 class Rounding:
-    """What rounding alone costs an output: of the inputs and of the exact output."""
+    """Rounding errors of an output: from its inputs, and of itself."""
 
     e_in: float
     e_out: float
@@ -59,7 +59,7 @@ def check_gradients(
     call = unrounded.to(dtype, decay)
     out, grads = gradients(call, **how)
     ref, wanted = gradients(call.double(), backend="reference")
-    compare(out, ref, limit or EXACT.get(dtype, math.inf), str(how))  # halves: check_values says how far
+    compare(out, ref, limit or EXACT.get(dtype, math.inf), str(how))  # halves: see check_values
     for name, grad in grads.items():
         assert grad.dtype == call.tensors[name].dtype
         allowed = limit or EXACT.get(dtype) or HALF_GRADIENT.get(name, 0.015)
@@ -70,7 +70,9 @@ def check_gradients(
 
 
 def rounding(call: Call, dtype: torch.dtype, outputs: tuple[str, ...] | None = None) -> dict[str, Tensor]:
-    """How far rounding to ``dtype`` may bring each number of a result, and of each "gradient of NAME". Costly, so for what errs by more."""
+    """Tolerance from rounding to ``dtype`` of each number of a result, and of each "gradient of NAME". Expensive, so only for larger
+    errors.
+    """
     return {name: DEVIATIONS * t for name, t in definition.deviations(call.double(), dtype, outputs).items()}
 
 
@@ -78,11 +80,11 @@ def ratios(
     unrounded: Call, dtype: torch.dtype, *, run: Callable, exact: str, outputs: tuple[str, ...] | None = None, limit: float | None = None,
     decay: torch.dtype | None = None, capped: bool = True,
 ) -> dict[str, float]:  # fmt: skip
-    """For each result, and each gradient, of ``unrounded`` rounded to ``dtype``: its error over what is allowed.
+    """For each result, and each gradient, of ``unrounded`` rounded to ``dtype``: its error over the tolerance.
 
-    ``run(call, outputs)`` gives both, the backend ``exact`` what they should be. What exceeds its limit is compared with the reference
-    itself: other forms in float64 keep 15 digits of what they sum, not of what is left where it cancels. Not ``capped``: bfloat16 is
-    allowed what rounding the inputs costs twice, be it more than 0.6 %.
+    ``run(call, outputs)`` gives both, the backend ``exact`` the expected ones. Errors beyond the limit are compared with the reference
+    itself: other float64 forms keep 15 digits of the summands, not of a cancelled sum. Without ``capped``, bfloat16 may err by twice the
+    rounding of the inputs, even above 0.6 %.
     """
     call = unrounded.to(dtype, decay)
     results = run(call, outputs)
@@ -122,13 +124,13 @@ def _ratios(call, unrounded, dtype, results, outputs, limit, exact, capped) -> d
 
 
 def representable(grad: Tensor, right: Tensor) -> tuple[Tensor, float]:
-    """Mask of the numbers that are not too large for the dtype of ``grad``, and the norm of as many that are nearly too small for it."""
+    """Mask of numbers without overflow in the dtype of ``grad``, and the norm of as many at its underflow limit."""
     numbers = torch.finfo(grad.dtype)
     return right.abs() < 0.97 * numbers.max, numbers.tiny * grad.numel() ** 0.5
 
 
 def compare(out: dict[str, Tensor], ref: dict[str, Tensor], limit: float, what: str = "") -> None:
-    """Every named tensor is within ``limit`` of its reference, and nothing is missing."""
+    """Every named tensor is within ``limit`` of its reference, and none is missing."""
     assert out.keys() == ref.keys()
     for name, wanted in ref.items():
         e = error(out[name], wanted)
@@ -143,7 +145,7 @@ def same_bits(out: dict[str, Tensor], ref: dict[str, Tensor], what: str = "") ->
 
 
 def admitted(call: Call) -> bool:
-    """Whether the recurrence itself is tame: β‖k‖² <= 2 after rounding and max‖S_t‖ <= 1e3 · max ‖k_t‖‖v_t‖ in float64."""
+    """True if the recurrence itself is stable: β‖k‖² <= 2 after rounding and max‖S_t‖ <= 1e3 · max ‖k_t‖‖v_t‖ in float64."""
     t = call.double().tensors
     if t["k"].numel() == 0:
         return True

@@ -1,6 +1,6 @@
-"""Machines that are not here: what torch would say of their devices, and a call of every operation on one of these.
+"""Simulated machines: properties of their devices as torch reports them, and a call of every operation on such a device.
 
-The tensors lie on the CPU, and say that they do not.
+The tensors are on the CPU but report another device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def properties(major: int, minor: int, name: str = "a card", shared: int = 99 <<
 
 
 class Claimed(TorchFunctionMode):
-    """Within it every tensor says that it is on ``device``, and none is made there."""
+    """Context in which every tensor reports ``device``, without creating any there."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Claimed(TorchFunctionMode):
 
 @contextmanager
 def machine(patch: Any, *cards: Any, hip: str | None = None, device: str = "cuda:0") -> Iterator[None]:
-    """Torch sees these ``cards``, and tensors say that they are on ``device``; ``patch`` is pytest's monkeypatch."""
+    """Make torch report these ``cards``, and tensors the ``device``; ``patch`` is pytest's monkeypatch."""
     with patch.context() as p:
         p.setattr(torch.version, "hip", hip)
         p.setattr(torch.cuda, "is_available", lambda: bool(cards))
@@ -98,7 +98,7 @@ def calls() -> dict[str, Callable[[], Any]]:
 
 
 def explained() -> dict[str, str]:
-    """What explain says of the operations that it knows."""
+    """Output of explain for all its operations."""
     q = torch.ones(1, T, H, K, dtype=torch.bfloat16)
     x = torch.ones(1, T, 64)
     a, b = -torch.ones(64, 16), torch.ones(1, T, 16)

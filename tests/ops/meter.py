@@ -1,4 +1,4 @@
-"""What a call costs, counted where torch dispatches: operations, bytes made, the largest tensor, the most alive at once."""
+"""Cost of a call, counted in torch's dispatcher: operations, allocated bytes, the largest tensor, peak live bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.ops.cases import Call, cotangent
 
 
 class Meter(TorchDispatchMode):
-    """Counts within its ``with`` block. Views count as operations but bring no bytes."""
+    """Counts within its ``with`` block. Views count as operations without bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Meter(TorchDispatchMode):
 
 
 def measured(call: Call, form: str = "chunk", backward: bool = False) -> Meter:
-    """One forward, or one backward after a forward that is not counted but for what it leaves alive."""
+    """Measure one forward, or one backward including what the forward has left alive."""
     leaves = {n: t.detach().clone().requires_grad_() for n, t in call.tensors.items()}
     meter = Meter()
     with meter:

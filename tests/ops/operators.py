@@ -1,4 +1,4 @@
-"""How tests look at kernels as operators of torch."""
+"""Checks of kernels as operators of torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.ops import cases
 from tests.ops.cases import Call, cotangent
 from tests.ops.errors import compare
 
-# Changes of a call with the delta rule after which no kernel runs it, with words of the reason.
+# Changes of a delta-rule call that kernels refuse, with words of the reason.
 UNSUPPORTED: list[tuple[Callable[[Call], Call], str]] = [
     (lambda c: c.double(), "float64"),
     (lambda c: c.tokens(0, 0), "no tokens"),
@@ -36,7 +36,7 @@ def check_compiled(function: Callable, call: Call, wanted: tuple[dict[str, Tenso
 
 
 class Seen(TorchDispatchMode):
-    """Remembers with what the operators of this library are called."""
+    """Records the arguments of this library's operators."""
 
     def __init__(self) -> None:
         super().__init__()

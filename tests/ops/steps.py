@@ -1,4 +1,4 @@
-"""Tokens for a step of the selective scan and of the recurrence, in the layouts in which they come, and what a kernel makes of them."""
+"""Tokens for steps of the selective scan and the recurrence, in the layouts of models, and checks of kernels on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from linattn.ops.selective_step import selective_step_
 from tests.ops.errors import error
 
-LIMIT = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}  # of what is rounded to these; states are float32
+LIMIT = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}  # by dtype of the tokens; states are float32
 CHANNELS: list[dict[str, Any]] = [
     {"width": 1, "size": 1}, {"width": 70, "size": 16}, {"width": 33, "size": 19},
     {"heads": 3, "width": 21, "size": 5}, {"heads": 4, "groups": 2, "width": 9, "size": 20, "turned": True},
@@ -28,7 +28,7 @@ class Token:
     options: dict[str, Any] = field(default_factory=lambda: {"softplus": True, "limit": (0.02, 1.5)})
 
     def to(self, dtype: torch.dtype, device: str = "cpu") -> Token:
-        """With tokens of that dtype; what is float32 beside them stays."""
+        """Copy with tokens of that dtype; float32 arguments beside them keep theirs."""
         tokens = ("x", "dt", "B", "C", "z")
         tensors = {n: (t.to(device, dtype) if n in tokens else t.to(device)) for n, t in self.tensors.items()}
         return replace(self, state=self.state.to(device), tensors=tensors)
@@ -40,7 +40,7 @@ class Token:
         return replace(self, tensors={n: t for n, t in self.tensors.items() if n not in names})
 
     def step(self, backend: str = "auto") -> tuple[Tensor, Tensor]:
-        """y, and the state afterwards, where the state is."""
+        """y, and the state, updated in place."""
         state = torch.empty_strided(self.state.shape, self.state.stride(), dtype=self.state.dtype, device=self.state.device)
         state.copy_(self.state)
         y = selective_step_(state, **self.tensors, **self.options, backend=backend)
@@ -56,7 +56,7 @@ class Token:
 
 
 def token(width: int, size: int, *, heads: int = 0, groups: int = 1, rows: int = 2, turned: bool = False, expanded: bool = False) -> Token:
-    """``turned``: channels lie side by side; ``expanded``: dt, A, D and bias are one for a head, as Mamba-2 has them."""
+    """``turned``: channels are contiguous; ``expanded``: dt, A, D and bias are per head, as in Mamba-2."""
     g = torch.Generator().manual_seed(width + size)
 
     def normal(*shape: int) -> Tensor:
@@ -70,12 +70,12 @@ def token(width: int, size: int, *, heads: int = 0, groups: int = 1, rows: int =
     tensors |= {"bias": normal(*own).expand(channels)}
     shared = (rows, groups, size) if heads else (rows, size)
     both = normal(*shared[:-1], 2 * size)
-    tensors |= {"B": both[..., :size], "C": both[..., size:]}  # parts of what one map gives
+    tensors |= {"B": both[..., :size], "C": both[..., size:]}  # slices of one projection
     return Token(state.mT.contiguous().mT if turned else state, tensors)
 
 
 def check_drift(case: Token, backend: str, steps: int) -> None:
-    """A decay close to 1 rounded to float32 would be up to 3e-8 off, 9e-6 of the state after 300 steps."""
+    """A decay near 1 rounded to float32 would err by up to 3e-8, 9e-6 of the state after 300 steps."""
     case = replace(case.without("D", "z", "bias"), options={})
     case.tensors |= {"dt": torch.ones_like(case.tensors["dt"]), "A": torch.full_like(case.tensors["A"], -9e-8)}
     wide = case.double()

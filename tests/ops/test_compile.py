@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:Dep
 
 
 class Op(torch.nn.Module):
-    """The op as a module of tensors alone, as compile and export want it."""
+    """The op as a module whose inputs are only tensors, for compile and export."""
 
     def __init__(self, call: Call, form: str = "auto", backend: str = "auto") -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Op(torch.nn.Module):
 
 @pytest.fixture(autouse=True)
 def fresh():
-    """Every test compiles from nothing, and leaves nothing behind."""
+    """Reset compiled graphs before and after each test."""
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -58,7 +58,7 @@ def check(function, call: Call, limit: float = 1e-11) -> None:
 
 
 def layouts(packed: list[str]) -> list:
-    """Every kind, dense and packed; slow are the kinds of ``packed`` where they are dense, and the other kinds where they are packed."""
+    """Every kind, dense and packed; slow are the dense kinds of ``packed``, and the packed other kinds."""
     slow = {True: pytest.mark.slow, False: ()}
     return [
         pytest.param(kind, lengths, id=f"{kind}-{'packed' if lengths else 'dense'}", marks=slow[(kind in packed) != bool(lengths)])
@@ -97,7 +97,7 @@ def test_full_graph_of_a_step():
 
 @pytest.mark.parametrize("kind", ["plain", "beta"])
 def test_another_packing_is_no_new_graph(kind):
-    """The content of cu_seqlens is data: other lengths, the same number of them."""
+    """The content of cu_seqlens is data: other lengths of as many sequences."""
     first, other = make(kind, "BTH", lengths=LENGTHS), make(kind, "BTH", lengths=(0, 33, 0, 37), seed=1)
     function = compiled(first)
     check(function, first)
@@ -107,7 +107,7 @@ def test_another_packing_is_no_new_graph(kind):
 
 @pytest.mark.parametrize("late", ["decay", "beta", "initial_state"])
 def test_an_argument_that_comes_late_to_sizes_that_change(late):
-    """The sizes of q, k and v are symbols by then, those of the new argument numbers, until they change too."""
+    """The sizes of q, k and v are symbolic by then, those of the new argument numbers until they change."""
 
     def run(q: Tensor, k: Tensor, v: Tensor, **more: Tensor) -> Tensor:
         return linattn.linear_attention(q, k, v, **more)
@@ -123,7 +123,7 @@ def test_an_argument_that_comes_late_to_sizes_that_change(late):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "beta"])
 def test_another_length_with_dynamic_shapes(kind):
-    """Compiled at 70 tokens and run at others, past the number of chunks it was compiled for."""
+    """Compiled at 70 tokens and run at others, with more chunks."""
     function = compiled(make(kind, "BTH", T=70), dynamic=True)
     for T in (70, 71, 130):
         check(function, make(kind, "BTH", T=T))
@@ -138,7 +138,7 @@ def test_inductor(kind, lengths):
     check(compiled(call, "inductor"), call, 1e-9)
 
 
-@pytest.mark.parametrize(("kind", "lengths"), layouts(packed=["erase", "bonus", "normalize"]))  # those that test_full_graph leaves dense
+@pytest.mark.parametrize(("kind", "lengths"), layouts(packed=["erase", "bonus", "normalize"]))  # those that are dense in test_full_graph
 def test_export(kind, lengths):
     call = make(kind, "BTHK", T=70, lengths=lengths)
     leaves, cu = arguments(call)
@@ -155,7 +155,7 @@ def test_a_constant_result_is_marked_as_torch_marks_it():
 
 
 def test_the_value_checks_do_not_break_a_graph():
-    """A positive decay can't be seen while compiling; eager still refuses it."""
+    """A positive decay is not checked under compilation; eager mode still refuses it."""
     call = make("plain", "BTH", lengths=LENGTHS)
     function = compiled(call)
     check(function, call)
@@ -166,12 +166,12 @@ def test_the_value_checks_do_not_break_a_graph():
 
 
 def clear(error_: Exception) -> bool:
-    """Whether a refusal says which transform is not possible."""
+    """True if a refusal names the unsupported transform."""
     return any(word in str(error_).lower() for word in ("vmap", "transform", "functorch", "forward ad", "jvp", "forward-mode"))
 
 
 def works_or_is_refused(transformed, wanted) -> None:
-    """A functional transform gives the right numbers or says clearly that it can't."""
+    """A functional transform gives the right numbers or raises a clear error."""
     try:
         mine = transformed()
     except (RuntimeError, NotImplementedError, ValueError) as refusal:
@@ -184,7 +184,7 @@ def works_or_is_refused(transformed, wanted) -> None:
 @pytest.mark.parametrize("lengths", [None, (2, 0, 3)], ids=["dense", "packed"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_what_make_fx_writes_down(dtype, lengths):
-    """It hands out tensors with numbers, and refuses that somebody looks at them."""
+    """It passes real tensors, but raises when their values are read."""
     call, other = (make("beta", "BTH", B=1, T=5, lengths=lengths, seed=s).to(dtype) for s in (0, 1))
     (given, cu), op = arguments(call), Op(call)
     graph = make_fx(op)(given, cu)
@@ -220,7 +220,7 @@ def test_func_grad(kind, form):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_per_sample_gradients(kind, form):
-    """vmap over grad, the pattern people use."""
+    """vmap over grad, a common pattern."""
     call = make(kind, "BTHK", T=66, B=3, initial=False)
     weights = cotangent(call.tensors["v"][:1])
 

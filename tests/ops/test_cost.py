@@ -1,4 +1,4 @@
-"""Time and memory by counting, not by a clock: no loop over tokens, nothing quadratic, nothing of [B, T, H, K, V]."""
+"""Time and memory by counts instead of clocks: no loop over tokens, nothing quadratic, no tensor [B, T, H, K, V]."""
 
 import time
 from functools import cache
@@ -18,7 +18,7 @@ def call_of(kind: str, rank: str, T: int, **sizes: object) -> Call:
 
 @cache
 def counted(kind: str, rank: str, T: int, backward: bool) -> tuple[int, int]:
-    """Operations, and bytes of all tensors that they make."""
+    """Number of operations, and bytes of their results."""
     meter = measured(call_of(kind, rank, T), backward=backward)
     return meter.operations, meter.made
 
@@ -47,7 +47,7 @@ def test_the_meter_sees_a_token_loop_and_a_large_tensor():
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize(("kind", "rank"), CASES)
 def test_no_loop_over_tokens(kind, rank, backward):
-    """As many operations for 225 tokens as for 255, both whole chunks, and each further chunk, of 32 or 64, costs less than 32."""
+    """As many operations for 225 tokens as for 255, and each further chunk, of 32 or 64, takes fewer than 32."""
     (some, _), (more, _), (few, _), (many, _) = (counted(kind, rank, T, backward) for T in (225, 255, 512, 1024))
     assert some == more
     assert many - few < 32 * 512 // (32 if kind in ("beta", "erase") or rank in ("HK", "BTHK") else 64)
@@ -72,7 +72,7 @@ def test_no_tensor_is_larger_than_a_few_times_the_arguments(kind, rank):
 
 @pytest.mark.parametrize(("kind", "rank"), CASES)
 def test_memory_is_linear_in_time_and_a_small_multiple_of_the_arguments(kind, rank):
-    """The most that is alive at once over forward and backward."""
+    """Peak live bytes over forward and backward."""
     one, two = (measured(call_of(kind, rank, T, K=64, V=64), backward=True) for T in (512, 1024))
     assert two.peak <= 2.1 * one.peak
     assert two.peak <= 40 * size(call_of(kind, rank, 1024, K=64, V=64)), f"{two.peak / size(call_of(kind, rank, 1024, K=64, V=64)):.0f} x"
@@ -80,7 +80,7 @@ def test_memory_is_linear_in_time_and_a_small_multiple_of_the_arguments(kind, ra
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_memory_does_not_grow_with_the_longest_sequence(kind):
-    """A packing of one long and many short sequences costs what its tokens cost, not N times the longest."""
+    """Packing one long and many short sequences costs in proportion to the tokens, not N times the longest."""
     even = make(kind, "BTH", lengths=(32,) * 32, K=16, V=16).to(torch.float32)
     skewed = make(kind, "BTH", lengths=(1024 - 31, *(1,) * 31), K=16, V=16).to(torch.float32)
     assert measured(skewed, backward=True).peak <= 3 * measured(even, backward=True).peak
@@ -97,7 +97,7 @@ def test_nothing_is_kept_after_backward():
 
 
 def test_no_grad_forward_holds_no_more_than_it_needs():
-    """Without gradients the chunks' temporaries go as they come."""
+    """Without gradients temporaries of chunks are freed."""
     with torch.no_grad():
         one, two = (self_peak(T) for T in (4096, 8192))
     assert two <= 2.1 * one

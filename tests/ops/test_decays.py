@@ -1,4 +1,4 @@
-"""Decays are exact however strong, and a reset is a wall: nothing before it changes a bit after it."""
+"""Decays of any strength are exact, and nothing before a reset changes a bit after it."""
 
 from functools import partial
 
@@ -22,7 +22,7 @@ def with_resets(call: Call, share: float = 0.1, seed: int = 1) -> Call:
 
 
 def undivided(call: Call) -> Call:
-    """Where only one token is remembered, o / (q z) is v whatever q and k are, and their gradients are nothing but rounding."""
+    """With resets at every token, o / (q z) is v for any q and k, whose gradients are only rounding errors."""
     return call.set(normalize="return") if "normalize" in call.options else call
 
 
@@ -47,7 +47,7 @@ def test_strong_decays(kind, rank, strength, form):
 @pytest.mark.parametrize("rank", ["H", "HK", "BTH", "BTHK"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_mixed_with_resets(kind, rank, dtype, form):
-    """All strengths and -inf inside one chunk; for constant ranks whole heads and channels that forget at once."""
+    """All strengths and -inf inside one chunk; for constant ranks whole heads and channels that are reset at every token."""
     share = 0.1 if rank.startswith("BT") else 0.4
     call = in_float32(undivided(with_resets(make(kind, rank, B=2, T=70, H=4, K=6, V=5, strength=(WEAK, STRONG), seed=4), share)))
     assert bool(call.tensors["decay"].isinf().any()) and bool(call.tensors["decay"].isfinite().any())
@@ -84,7 +84,7 @@ def test_weak_decays_sum_over_many_chunks(kind):
 
 @pytest.mark.parametrize("rank", ["BTH", "BTHK"])
 def test_a_weak_stretch_after_a_strong_one(rank):
-    """Past a cumulative sum of -4e4 a float32 has 4e-3 left for the differences that count."""
+    """At a cumulative sum of -4e4 float32 resolves differences of 4e-3 only."""
     call = make("plain", rank, B=1, T=192, H=1, K=8, V=8, strength=(1e-3, 1e-2))
     decay = call.tensors["decay"].clone()
     decay[:, 3:60:2], decay[:, 70:100] = -STRONG, -50.0
@@ -111,12 +111,12 @@ def test_strong_decays_beside_halves(kind, strength, dtype):
 
 
 def before(ends: tuple[int, ...], T: int) -> Tensor:
-    """Mask [B, T] of the tokens that stand before the end of their row."""
+    """Mask [B, T] of the tokens before their row's reset."""
     return torch.arange(T) < torch.tensor(ends)[:, None]
 
 
 def walled(kind: str, rank: str, ats: tuple[int, ...], T: int) -> Call:
-    """A call whose b-th row forgets everything at ``ats[b]``."""
+    """A call whose b-th row is reset at ``ats[b]``."""
     call = make(kind, rank, T=T, B=len(ats)).to(torch.float32)
     rows, fills = torch.arange(len(ats)), {"decay": -INF, "read": 0.0, "write": 0.0}
     changed = {n: call.tensors[n].index_put((rows, torch.tensor(ats)), torch.tensor(x)) for n, x in fills.items() if n in call.tensors}
@@ -124,7 +124,7 @@ def walled(kind: str, rank: str, ats: tuple[int, ...], T: int) -> Call:
 
 
 def disturbed(call: Call, past: Tensor) -> Call:
-    """The same but for the tokens of ``past`` [B, T], where everything is another and much larger."""
+    """Copy with different and much larger tokens in ``past`` [B, T]."""
     uniform = partial(torch.rand, generator=torch.Generator().manual_seed(9))
     other = make_like(call)
     other["v"] = other["v"] * 1e4
@@ -140,7 +140,7 @@ def make_like(call: Call) -> dict[str, Tensor]:
 
 
 def unseeing(kind: str, ats: tuple[int, ...], T: int) -> Tensor:
-    """Mask [B, T] of the outputs that do not see what stood before the reset; the bonus form reads before it fades."""
+    """Mask [B, T] of the outputs that do not depend on tokens before the reset; bonus reads before the decay."""
     return ~before(tuple(at + (kind == "bonus") for at in ats), T)
 
 
@@ -161,7 +161,7 @@ def test_nothing_before_a_reset_changes_a_bit_after_it(kind, rank, form):
 @pytest.mark.parametrize("rank", ["BTH", "BTHK"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_gradient_crosses_a_reset(kind, rank, form):
-    """Exactly none, and what is computed after it keeps its bits when what stands before changes."""
+    """Exactly zero, and later results keep their bits if earlier tokens change."""
     ats, T = (1, 16, 40, 64, 70), 100
     call, past, after = walled(kind, rank, ats, T), before(ats, T), unseeing(kind, ats, T)
     grads, others = (gradients_of(c, after, form) for c in (call, disturbed(call, past)))
@@ -184,7 +184,7 @@ def gradients_of(call: Call, read: Tensor, form: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["plain", "bonus", "normalize"])
 def test_a_channel_is_reset_alone(kind, form):
-    """What one channel of k wrote before its own reset is gone to the last bit, the other channels stay."""
+    """Earlier writes of a channel are gone to the last bit after its reset, other channels keep theirs."""
     ats, T = (5, 16, 63, 64, 65, 90), 100
     call, past, after = make(kind, "BTHK", B=len(ats), T=T).to(torch.float32), before(ats, T), unseeing(kind, ats, T)
     decay, k = call.tensors["decay"].clone(), call.tensors["k"].clone()
@@ -198,7 +198,7 @@ def test_a_channel_is_reset_alone(kind, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_with_erase_minus_infinity_alone_is_no_reset(form):
-    """The read sees the state before its decay; only read = write = 0 makes it a wall."""
+    """The read sees the state before its decay, so a reset needs read = write = 0."""
     call = make("erase", "BTHK", T=20)
     decay = call.tensors["decay"].clone()
     decay[:, 10] = -INF
@@ -231,7 +231,7 @@ def test_a_nan_stays_in_its_row_and_head_and_in_the_future(kind, form):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_nan_gradient_stays_in_its_row_and_head(kind, form):
-    """Whether it comes in with an argument or with the gradient of an output."""
+    """From an argument or from the gradient of an output."""
     call = make(kind, "BTHK", B=3, T=100, H=3).to(torch.float32)
     clean = gradients(call, form=form)[1]
     bad = call.tensors["v"].clone()
@@ -260,7 +260,7 @@ def _nan_cotangent(call: Call, form: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_nan_stays_in_its_packed_sequence(kind, form):
-    """Sequences that share a chunk's worth of tokens with it keep their bits, and so do their gradients."""
+    """Sequences within the same chunk of tokens keep their bits, also of gradients."""
     lengths = (10, 0, 12, 70, 3)
     call = make(kind, "BTHK", lengths=lengths).to(torch.float32)
     bad = call.tensors["v"].clone()

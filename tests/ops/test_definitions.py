@@ -1,4 +1,4 @@
-"""A definition is linked with its word and with nothing else."""
+"""A definition interacts only with its word."""
 
 import pytest
 import torch
@@ -6,8 +6,8 @@ import torch
 from linattn.ops.definitions import definitions
 from linattn.ops.pattern import attend
 
-SPANS = [(4, 6, 10, 13), (1, 2, 7, 10)]  # of seven words the fifth and sixth, and the second
-OWNER = [0, 1, 0, 0, 2, 2, 0, -1, -1, -1, -2, -2, -2]  # of each token: which word it is, or which word's definition
+SPANS = [(4, 6, 10, 13), (1, 2, 7, 10)]  # the fifth and sixth of seven words, and the second
+OWNER = [0, 1, 0, 0, 2, 2, 0, -1, -1, -1, -2, -2, -2]  # by token: index of the word, or of the defined word
 
 
 def test_mask():
@@ -20,7 +20,7 @@ def test_mask():
 
 
 def test_attention():
-    """Another definition changes no bit of the sentence but of its own word."""
+    """Changing a definition changes no bit of the sentence except its word's."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 13, 2, 4, dtype=torch.float64) for _ in range(3))
     y = attend(q, k, v, definitions(7, SPANS))

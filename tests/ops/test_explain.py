@@ -61,7 +61,7 @@ def test_it_refuses_what_the_op_refuses():
     [(2.0, None, None), (0.5, None, "dt is a time step"), ([1.0], None, "bias must have shape"), (None, [1.0], "z must have shape")],
 )
 def test_of_a_selective_scan_it_takes_what_the_scan_takes(bias, z, refused):
-    """A bias that makes time steps positive, and nothing that does not fit."""
+    """It accepts a bias that makes time steps positive, and checks arguments."""
     x, a, b = torch.full((1, 4, 3), -1.0 if z is None else 1.0), -torch.ones(3, 2), torch.ones(1, 4, 2)
     given = {"bias": torch.full((3,), bias) if isinstance(bias, float) else bias and torch.tensor(bias), "z": z and torch.tensor(z)}
     for run in (linattn.selective_scan, partial(linattn.explain, linattn.selective_scan)):
@@ -94,7 +94,7 @@ def test_debug_ends_with_its_block_even_after_an_error():
 
 
 def test_values_on_a_meta_tensor_are_not_looked_at():
-    """Shapes alone are enough for shapes."""
+    """Only shapes are checked."""
     call = make("plain", "BTHK", T=70)
     meta = call.with_(**{n: t.to("meta") for n, t in call.tensors.items()})
     out = meta("chunk", "auto")
@@ -102,7 +102,7 @@ def test_values_on_a_meta_tensor_are_not_looked_at():
 
 
 def other_operations():
-    """Operations of which explain takes the function first, with a call of each."""
+    """Operations that explain takes as first argument, with a call of each."""
     from linattn.ops import convolution_step, gated, linears, norms, recurrent_step, selective_step, short_convolution
 
     x, token, state = torch.ones(1, 5, 8), torch.ones(1, 1, 2, 4), torch.ones(1, 2, 4, 4)

@@ -1,4 +1,4 @@
-"""What is tried where a kernel does not fit a card, what is remembered, and that torch's operations serve in the end."""
+"""Fallbacks of kernels that exceed a card's resources: smaller configurations, their cache, and finally torch's operations."""
 
 from types import SimpleNamespace
 
@@ -20,7 +20,7 @@ FAILED = RuntimeError("PassManager::run failed")
 
 
 class Kernel:
-    """Launches that fit where ``fits`` says so of their constants; ``tried`` are all."""
+    """Kernel whose launches fit if ``fits`` accepts their constants; ``tried`` records all."""
 
     def __init__(self, fits, error: Exception | None = None) -> None:
         self.fn, self.fits, self.tried = SimpleNamespace(__name__="scan"), fits, []
@@ -102,7 +102,7 @@ def test_other_errors_pass(error):
 
 @pytest.fixture
 def unfit(monkeypatch):
-    """CPU tensors are taken for a GPU's, and no kernel fits that; the bodies that were to run."""
+    """Treat CPU tensors as a GPU's on which no kernel fits; returns the kernels that were tried."""
     bodies = []
 
     def run(body, *_, **__):
@@ -169,14 +169,14 @@ def test_other_operations_come_from_torch(unfit):
         fitting.forget()
         wanted = torch.autograd.grad(op("torch").square().sum(), (x, weight))
         assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(found, wanted, strict=True))
-    assert set(unfit) == {"_forward"}  # the backward passes are not tried then
+    assert set(unfit) == {"_forward"}  # backward passes are not tried then
 
 
 CU = torch.tensor([0, 4, 4, 9])
 
 
 def scans():
-    """Calls of the scans with all that they take, by name."""
+    """Calls of the scans with all arguments, by name."""
     torch.manual_seed(3)
     log, x, first = -torch.rand(1, 9, 6), torch.randn(1, 9, 6), torch.randn(3, 6)
     log[0, 5, 2] = -torch.inf
@@ -208,13 +208,13 @@ def test_scans_and_their_gradients_come_from_torch(kind, unfit):
     for mine, theirs in zip(found, outcome(op, tensors, options, "torch"), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
     assert unfit
-    with pytest.raises(ValueError, match="does not fit"):  # from then on it is refused at once
+    with pytest.raises(ValueError, match="does not fit"):  # afterwards it is refused at once
         op(*tensors, backend="triton", **options)
     assert op(*tensors, **options)[0].shape == found[0].shape
 
 
 def steps():
-    """Steps in place: what runs one by a backend, and the state that it moves on."""
+    """Steps in place: a function that runs one by a backend, and its state."""
     from linattn.ops.convolution_step import step_
     from linattn.ops.recurrent_step import recurrent_step_
     from linattn.ops.selective_step import selective_step_

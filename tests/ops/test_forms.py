@@ -1,4 +1,4 @@
-"""Every combination that makes sense, in every form: the numbers and the gradients of the reference, in float64."""
+"""Every valid combination in every form has the values and gradients of the reference, in float64."""
 
 from functools import cache
 
@@ -13,7 +13,7 @@ LENGTHS = (0, 5, 0, 0, 64, 1, 33, 0)
 
 @cache
 def wanted(kind: str, rank: str, lengths: tuple[int, ...] | None) -> tuple[Call, dict, dict]:
-    """Four heads of v over two of q and k, past the border of a chunk; the reference's results and gradients."""
+    """Four heads of v over two of q and k, more than a chunk; the reference's results and gradients."""
     call = make(kind, rank, T=70, H=4, Hk=2, K=5, V=3, lengths=lengths)
     return call, *gradients(call, backend="reference")
 
@@ -33,7 +33,7 @@ def test_every_kind_and_rank(kind, rank, lengths, form):
 @pytest.mark.parametrize("outputs", ["o", "S"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_through_one_result_alone(kind, outputs, form):
-    """Where a result is not used, nothing comes from it, and nothing else is lost."""
+    """Unused results contribute nothing."""
     call = make(kind, "BTH", T=70)
     compare(gradients(call, outputs, form=form)[1], gradients(call, outputs, backend="reference")[1], 1e-10)
 
@@ -118,7 +118,7 @@ def test_head_sizes(kind, K, V):
 
 
 def sized(kind: str, T: int, K: int, V: int) -> Call:
-    """With K = 1 a normalised output hardly depends on q but through eps, so that eps is not a rounding error here."""
+    """With K = 1 a normalised output depends on q only through eps, which is large enough here not to be rounding."""
     call = make(kind, "BTHK", B=1, T=T, H=1, K=K, V=V)
     return call.set(normalize=0.1) if kind == "normalize" else call
 
@@ -161,7 +161,7 @@ def test_prefill_in_one_form_and_go_on_in_another(kind, forms):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_at_a_time(kind):
-    """Decoding as a user does it: one token a call, form and backend left to the op."""
+    """Decoding with one token per call and default form and backend."""
     call, outs = make(kind, "BTHK", T=5), []
     states = {n: call.tensors[n] for n in ("S", "z") if n in call.tensors}
     for t in range(5):
@@ -175,7 +175,7 @@ def test_a_step_at_a_time(kind):
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_is_separate(kind, rank, form):
-    """Empty sequences first, last and side by side; borders of sequences across those of chunks."""
+    """Empty sequences first, last and adjacent; sequences not aligned with chunks."""
     call = make(kind, rank, lengths=LENGTHS)
     parts = [call.sequence(n) for n in range(len(LENGTHS))]
     out = call(form)
@@ -202,7 +202,7 @@ def test_one_packed_sequence_is_a_row(kind):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_strides_do_not_matter(kind, form):
-    """Transposed, expanded and sliced arguments: head-first memory, every second token, one decay for all rows."""
+    """Transposed, expanded and sliced arguments: heads first in memory, every second token, one decay for all rows."""
     call = make(kind, "BTHK", T=140)
     plain = call.tokens(0, 70)
     odd = {n: torch.stack([t, torch.full_like(t, torch.nan)], -1)[..., 0] for n, t in plain.tensors.items()}
@@ -241,19 +241,19 @@ def test_only_some_arguments_want_a_gradient(form):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", KINDS)
 def test_zeros_have_gradients_like_any_other_number(request, kind, dtype, form):
-    """Keys of one channel, values and erases that start at zero, no decay: what is 0 must be able to become something."""
+    """Keys of one channel, zero-initialised values and erases, no decay: zeros must be trainable."""
     if dtype == torch.float32 and (kind, form) in (("beta", "chunk"), ("beta", "parallel"), ("erase", "parallel")):
-        # All K = 4 channels have been erased, and the first state's gradient is what two large terms leave of each other.
+        # All K = 4 channels have been erased, and the first state's gradient is the difference of two large terms.
         request.applymarker(
             pytest.mark.xfail(reason="misses 1e-5: the gradient of S is off by 1e-4 to 1e-2 of almost nothing", strict=True)
         )
     call = make(kind, "BTHK", B=1, T=80, H=1)
     some = {n: t * (torch.rand(t.shape, generator=torch.Generator().manual_seed(1)) < 0.5) for n, t in call.tensors.items()}
-    # For the same reason that of erase in chunks errs by 7.7e-6 to 1.03e-5, as the processor's product orders its sums.
+    # For the same reason that of erase in chunks errs by 7.7e-6 to 1.03e-5, depending on the order of sums in matrix products.
     limit = 2e-5 if (kind, dtype, form) == ("erase", torch.float32, "chunk") else None
     check_gradients(call.with_(**some), dtype, form=form)
     for name, t in call.tensors.items():
-        if kind != "normalize" or name not in ("q", "k"):  # there the denominator would be 0
+        if kind != "normalize" or name not in ("q", "k"):  # the denominator would be 0
             check_gradients(call.with_(**{name: torch.zeros_like(t)}), dtype, limit=limit if name == "q" else None, form=form)
 
 
@@ -261,7 +261,7 @@ def test_zeros_have_gradients_like_any_other_number(request, kind, dtype, form):
 @pytest.mark.parametrize("size", [1e-30, 1e-12, 1e-6, 1e6, 1e12])
 @pytest.mark.parametrize("kind", ["plain", "beta", "erase", "bonus"])
 def test_the_output_scales_with_tiny_and_huge_values(kind, size, form):
-    """float32 has room for numbers that are all small or all large; nothing is rounded to 0 for its size alone."""
+    """float32 represents uniformly small or large numbers; none underflows."""
     call = make(kind, "BTHK", T=80).to(torch.float32)
     scaled = call.with_(v=call.tensors["v"] * size, S=call.tensors["S"] * size)
     check_gradients(scaled, torch.float32, form=form)

@@ -1,4 +1,4 @@
-"""Derivatives in forward mode and derivatives of derivatives: right on the portable form, refused in our words by the kernels."""
+"""Derivatives in forward mode and derivatives of derivatives: right on the portable form, refused by the kernels with a reason."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from torch.func import jvp
 import linattn
 from tests.conformance import tools
 
-B, T, H, K, V = 1, 4, 2, 2, 3  # few, as what gradgradcheck does grows with their square
+B, T, H, K, V = 1, 4, 2, 2, 3  # small, since the cost of gradgradcheck is quadratic
 
 
 def random(*shape, low=-1.0, high=1.0, seed=0, dtype=torch.float64):
@@ -56,7 +56,7 @@ def called(name, dtype=torch.float64, **options):
 
 
 def erased(dtype, **options):
-    """With ``erase``, which is a pair."""
+    """Call with ``erase``, a pair."""
     q, k, v, read, write = (random(B, T, H, V if i == 2 else K, seed=i, dtype=dtype) for i in range(5))
 
     def run(q, k, v, read, write):
@@ -89,7 +89,7 @@ def test_forward_mode(name):
 
 @pytest.mark.parametrize("name", [*CALLS, "erase"])
 def test_forward_mode_in_float32(name):
-    """Where kernels would run: "auto" leaves them, and does not lose the tangent."""
+    """ "auto" avoids kernels, which would lose the tangent."""
     function, values = case(name, torch.float32)
     exact, wide = case(name)
     tangents = tuple(random(*v.shape, seed=9) for v in values)

@@ -15,7 +15,7 @@ RANKS = ("none", "H", "HK", "BTH", "BTHK")
 
 
 def function(call: Call, form: str):
-    """The call as a function of its tensors alone, and those tensors."""
+    """The call as a function of its tensors, and those tensors."""
     names = list(call.tensors)
     leaves = tuple(call.tensors[n].clone().requires_grad_() for n in names)
     return lambda *t: tuple(call.with_(**dict(zip(names, t, strict=True)))(form).values()), leaves
@@ -38,7 +38,7 @@ def test_first_derivatives_of_every_element(kind, form):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_across_a_chunk_and_packed(kind):
-    """66 tokens in sequences of 0, 1 and 65: borders, carries and empty states all take part."""
+    """66 tokens in sequences of 0, 1 and 65: chunk borders, carried and empty states."""
     call = small(kind, "BTHK", lengths=(0, 1, 65))
     assert gradcheck(*function(call, "chunk"), fast_mode=True)
     assert gradgradcheck(*function(call, "chunk"), fast_mode=True)
@@ -56,7 +56,7 @@ def test_without_causality(normalize, form):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_second_derivatives_at_resets_are_finite(kind, form):
-    """Finite differences say nothing at -inf, the reference does."""
+    """Finite differences are undefined at -inf; compares with the reference."""
     call = make(kind, "BTHK", T=20)
     decay = call.tensors["decay"].clone()
     decay[:, ::7], decay[:, 5, :, 1] = -torch.inf, -torch.inf
@@ -87,7 +87,7 @@ OPS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("op", OPS)
 def test_many_gradients_at_once(op, dtype):
-    """``is_grads_batched``, of ``torch.autograd.functional.jacobian(vectorize=True)``: each gradient is what it is alone."""
+    """``is_grads_batched``, of ``torch.autograd.functional.jacobian(vectorize=True)``: each equals the single gradient."""
     function, shapes = OPS[op]
     leaves = [torch.randn(s, dtype=dtype, requires_grad=True) for s in shapes]
     y = function(*leaves)

@@ -1,4 +1,4 @@
-"""Tensors [B, H, T, K], as other libraries have them, are met with a hint."""
+"""Tensors [B, H, T, K], other libraries' layout, give a hint."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""HiPPO's matrices keep what they promise: the state of the differential equation reconstructs the past."""
+"""HiPPO's matrices: the state of the differential equation reconstructs the past."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ def u(t: torch.Tensor) -> torch.Tensor:
 
 
 def burst(t: torch.Tensor) -> torch.Tensor:
-    """Something that began: nothing of it is infinitely old, as Laguerre's functions need."""
+    """A signal with a start, as Laguerre's functions need."""
     return torch.sin(2 * t) * torch.exp(-(((t - 26) / 4) ** 2))
 
 
@@ -27,7 +27,7 @@ def integrated(a: torch.Tensor, b: torch.Tensor, t: torch.Tensor, signal, *, sca
 
 
 def error(measure: str, size: int) -> float:
-    """Of the past as the state tells it, well inside the window: Fourier's sums ring at its edges."""
+    """Error of the reconstructed past, well inside the window, since Fourier sums ring at its edges."""
     end, start = {"legs": 2.0, "lagt": 30.0}.get(measure, 3.0), 1e-6 if measure == "legs" else 0.0
     signal, times = burst if measure == "lagt" else u, torch.linspace(start, end, 4001, dtype=torch.float64)
     x = integrated(*hippo.MEASURES[measure](size), times, signal, scaled=measure == "legs")

@@ -1,4 +1,4 @@
-"""What must be the same thing said in two ways, and the delta rule where it is hard."""
+"""Equivalent calls agree, and hard cases of the delta rule."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def test_beta_of_zero_writes_nothing_and_beta_of_one_replaces(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_negative_eigenvalues_are_reached(form):
-    """β = 2 with a unit key reflects: S becomes −S along the key, and with v = 0 twice is the identity."""
+    """β = 2 with a unit key is a reflection: S becomes −S along the key, and with v = 0 two of them are the identity."""
     call = make("beta", "none", T=1, B=1, H=1, K=4, V=3)
     k = unit(call.tensors["k"])
     call = call.with_(k=k, v=torch.zeros_like(call.tensors["v"]), beta=torch.full_like(call.tensors["beta"], 2.0))
@@ -85,7 +85,7 @@ def test_the_output_is_linear_in_values_and_state(kind, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_bonus_of_one_is_plain_with_the_decay_of_the_next_token(form):
-    """q (S_{t-1} + k v) is the plain read where nothing fades."""
+    """q (S_{t-1} + k v) is the plain read without decay."""
     call = make("bonus", "none", T=70)
     ones = call.with_(bonus=torch.ones_like(call.tensors["bonus"]))
     compare(ones(form), call.without("bonus")(form), 1e-13)
@@ -100,7 +100,7 @@ def test_a_bonus_of_zero_reads_strictly_before(form):
 
 
 def similar_keys(T: int, cosine: float = 0.9, beta: float = 2.0, seed: int = 0) -> Call:
-    """Unit keys whose products are ``cosine`` all round: a truncated or doubled Neumann series errs by 1e18 on these."""
+    """Unit keys with pairwise products ``cosine``: a truncated or doubled Neumann series errs by 1e18 on these."""
     call = make("beta", "none", B=1, T=T, H=1, K=64, V=16, seed=seed)
     random = torch.Generator().manual_seed(seed)
     common = unit(torch.randn(64, dtype=torch.float64, generator=random))
@@ -131,7 +131,7 @@ BORDERLINE = pytest.mark.xfail(  # not strict: it passes under MKL_CBWR=COMPATIB
 
 @pytest.mark.parametrize("limit", [pytest.param(1e-5, marks=BORDERLINE), 2e-5])
 def test_similar_keys_at_beta_two_in_one_chunk_of_float32(limit):
-    """The aim, missed by a fifth on most machines; and a bound that may not be passed."""
+    """The aim, missed by a fifth on most machines, and a hard bound."""
     call = similar_keys(64)
     call = call.with_(decay=make("beta", "BTH", B=1, T=64, H=1, K=64, strength=(1e-4, 0.01)).tensors["decay"])
     check_gradients(call, torch.float32, limit=limit, form="parallel")
@@ -146,7 +146,7 @@ def test_similar_keys_at_beta_two_for_1000_tokens():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_similar_keys_in_halves(dtype):
-    """The triangular systems are solved wide; a solve in the half itself would lose everything here."""
+    """The triangular systems are solved in float32; solving in half precision would lose all digits here."""
     call = similar_keys(128, beta=1.9)
     assert admitted(call.to(dtype))
     check_values(call, dtype, form="chunk")
@@ -165,7 +165,7 @@ def test_the_same_key_again_and_again(form):
 
 
 def test_the_same_key_for_1000_tokens():
-    """Every chunk reflects the state: what one adds to its length, all do. Sums of float32 added 6e-5."""
+    """Every chunk reflects the state, so errors of its length accumulate: 6e-5 with float32 sums."""
     call = make("beta", "none", B=1, T=1000, H=1, K=8, V=4)
     k = unit(call.tensors["k"][:, :1].expand(-1, 1000, -1, -1)) * (1 - 1e-3)
     call = call.with_(k=k, beta=torch.full_like(call.tensors["beta"], 2.0))
@@ -175,7 +175,7 @@ def test_the_same_key_for_1000_tokens():
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_same_erase_again_and_again(form):
-    """RWKV-7's hardest: read = κ, write = −κ, a projection that is its own square."""
+    """Hardest case of RWKV-7: read = κ, write = −κ, an idempotent projection."""
     call = make("erase", "BTHK", B=1, T=130, H=1, K=8, V=4, strength=(1e-4, 0.1))
     read = unit(call.tensors["read"][:, :1].expand(-1, 130, -1, -1))
     call = call.with_(read=read, write=-read)

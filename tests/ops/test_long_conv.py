@@ -70,7 +70,7 @@ def test_precision():
 @pytest.mark.parametrize("signals", [(), (2,)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_the_result_keeps_no_memory_of_transforms(dtype, signals):
-    """They are as long as u and the kernel together."""
+    """They would be as long as u and the kernel together."""
     y = linattn.long_conv(torch.ones(2, 9, 3, *signals, dtype=dtype), torch.ones(9, 3, dtype=dtype))
     assert y.is_contiguous() and y.untyped_storage().nbytes() == y.nbytes
 
@@ -103,7 +103,7 @@ def test_lti(kind, tokens, resumed):
     if resumed:
         _, h = loop(normal(2, 5, 3, seed=9), A, B, C, None)
     close(linattn.lti(u, A, B, C, h, return_state=True), loop(u, A, B, C, h))
-    if tokens > 1:  # in pieces, decoding by the recurrence
+    if tokens > 1:  # in pieces: decoding by the recurrence
         y, state = linattn.lti(u[:, :-1], A, B, C, h, return_state=True)
         last, state = linattn.lti(u[:, -1:], A, B, C, state, return_state=True)
         close((torch.cat([y, last], 1), state), loop(u, A, B, C, h))
@@ -168,7 +168,7 @@ def test_gradients_of_lti(kind, tokens):
 
 def test_long_sequences_in_float32():
     A, B, C = (t.to(torch.complex64) for t in system("complex", D=4, K=8))
-    A = torch.complex(A.real * 0.003, A.imag)  # remembers a thousand tokens
+    A = torch.complex(A.real * 0.003, A.imag)  # memory of a thousand tokens
     u = normal(1, 3000, 4).float()
     y, last = linattn.lti(u, A, B, C, return_state=True)
     wanted, final = loop(u.double(), *(t.to(torch.complex128) for t in (A, B, C)), None)
@@ -234,7 +234,7 @@ def test_not_slower_than_plain_transforms(tokens):
         return torch.fft.irfft(f, n=2 * tokens, dim=1)[:, :tokens]
 
     best = [float("inf")] * 2
-    for _ in range(15):  # by turns, as the machine does other things too
+    for _ in range(15):  # alternating, because of other load
         for i, way in enumerate((lambda: linattn.long_conv(u, kernel), plain)):
             start = time.perf_counter()
             way()

@@ -1,4 +1,4 @@
-"""Machines whose GPU the kernels do not run on: every operation falls back to torch's, and explain says why."""
+"""On machines whose GPU the kernels do not support, every operation falls back to torch, and explain gives the reason."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from tests.ops.machines import calls, explained, machine, properties
 
 ROOT = Path(__file__).parents[2]
 T4, H100, AMPERE = properties(7, 5, "Tesla T4", 64 << 10), properties(9, 0, "H100", 227 << 10, 132), properties(8, 6)
-MACHINES = {  # what torch sees, the device, and what has to be said of it
+MACHINES = {  # devices reported by torch, the device, and expected words of the reason
     "an old GPU": (dict(cards=[T4]), "cuda:0", ("compute capability 8.0", "Tesla T4", "7.5")),
     "ROCm": (dict(cards=[properties(9, 4, "MI300X")], hip="6.4"), "cuda:0", ("AMD", "ROCm")),
     "ROCm on gfx90a, which says (9, 0)": (dict(cards=[properties(9, 0, "MI250")], hip="6.4"), "cuda:0", ("AMD", "ROCm")),
@@ -53,7 +53,7 @@ def test_explain_says_why(name, monkeypatch):
         assert any(x.strip().startswith("torch: runs") for x in text.splitlines())
 
 
-def test_who_asks_for_the_kernels_by_name_hears_the_same(monkeypatch):
+def test_kernels_asked_for_by_name_raise_the_reason(monkeypatch):
     there, _ = enter(monkeypatch, "ROCm")
     with there, pytest.raises(ValueError, match="cannot run this call: it needs an NVIDIA GPU, and this is an AMD GPU"):
         import linattn
@@ -73,7 +73,7 @@ def test_each_of_two_gpus_is_asked_about(monkeypatch):
 
 
 def test_what_is_no_nvidia_gpu_has_no_capability(monkeypatch):
-    """So that nothing takes gfx90a, which says (9, 0), for a Hopper."""
+    """So that gfx90a, with capability (9, 0), is not taken for a Hopper."""
     from linattn.ops.triton import hopper
 
     with machine(monkeypatch, properties(9, 0, "MI250"), hip="6.4"):

@@ -1,4 +1,4 @@
-"""One element of one argument changed must change the results it has to change, all of them, and no bit of any other."""
+"""Changing one element of an argument changes exactly the results that depend on it."""
 
 from functools import cache
 
@@ -18,20 +18,20 @@ AT = (0, 1, 2, 40, 63, 64, 69)
 
 @cache
 def base(kind: str, rank: str, lengths: tuple[int, ...] | None, form: str) -> tuple[Call, dict[str, Tensor]]:
-    # Mild decays: what is written at the start can still be seen at the end.
+    # Weak decays: the first write is still visible at the end.
     call = make(kind, rank, T=70, H=4, Hk=2, K=3, V=3, lengths=lengths, strength=(0.01, 0.1))
     return call, call(form)
 
 
 @cache
 def reach(kind: str, rank: str, lengths: tuple[int, ...] | None, name: str, index: tuple[int, ...]) -> dict[str, Tensor]:
-    """Where the results depend on one element: the equations run on "depends" instead of numbers."""
+    """Mask of results that depend on one element: the equations over booleans instead of numbers."""
     call = base(kind, rank, lengths, "recurrent")[0]
     marks = {n: torch.zeros_like(t) for n, t in call.tensors.items()}
     marks[name][index] = 1.0
     x = {n: t.bool() for n, t in definition.repeated(call.with_(**marks)).items()}
     if kind == "normalize":
-        x["v"][..., -1] = False  # the ones that z counts
+        x["v"][..., -1] = False  # the column of ones for z
     o, states = torch.zeros_like(x["v"][..., 0, :]), x["S"].clone()
     for n, (row, start, stop) in enumerate(spans(call)):
         for t in range(start, stop):
@@ -43,7 +43,7 @@ def reach(kind: str, rank: str, lengths: tuple[int, ...] | None, name: str, inde
 
 
 def depends(x: dict[str, Tensor], bonus: Tensor | None, s: Tensor) -> tuple[Tensor, Tensor]:
-    """One token [H, K, V]: what is read [H, V] and the next state."""
+    """One token [H, K, V]: the output [H, V] and the next state."""
     faded = s | x["decay"] if "decay" in x else s
     value = x["v"] | x["beta"] | (x["k"] | faded).any(-2, keepdim=True) if "beta" in x else x["v"]
     after = faded | x["k"] | value
@@ -54,7 +54,7 @@ def depends(x: dict[str, Tensor], bonus: Tensor | None, s: Tensor) -> tuple[Tens
 
 
 def spans(call: Call) -> list[tuple[int, int, int]]:
-    """For every state its row and the borders of its tokens."""
+    """Row and token range of every state."""
     B, T = call.tensors["v"].shape[:2]
     if "cu_seqlens" not in call.options:
         return [(b, 0, T) for b in range(B)]
@@ -75,7 +75,7 @@ def check(call: Call, out: dict[str, Tensor], wanted: dict[str, Tensor], change:
 
 
 def indices(call: Call, name: str) -> list[tuple[int, ...]]:
-    """Elements to change: every token of ``AT`` for what has a time, and some of the others."""
+    """Elements to change: every token of ``AT`` of arguments over time, and some of the others."""
     shape, random = call.tensors[name].shape, torch.Generator().manual_seed(len(name))
 
     def one(at: int | None) -> tuple[int, ...]:
@@ -110,7 +110,7 @@ def test_mutants_of_what_is_not_divided(form):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_reach_what_an_output_sees_and_nothing_else(kind, form):
-    """The mutants the other way round: the gradient of one output element."""
+    """The transposed check: the gradient of one output element."""
     call = make(kind, "BTHK", T=70, H=4, Hk=2, K=3, V=3, strength=(0.01, 0.1))
     b, t, h, d = 1, 65, 3, 2
     leaves = {n: x.clone().requires_grad_() for n, x in call.tensors.items()}

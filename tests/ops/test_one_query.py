@@ -1,4 +1,4 @@
-"""One query a row over a cache with room: in pieces and at once, against softmax attention in float64."""
+"""One query per row over a preallocated cache: in pieces and at once, against softmax attention in float64."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ TAKEN = 30  # of 48 slots
 
 
 def in_pieces(q, k, v, seen, size):
-    """As ``one_query`` has it on a GPU."""
+    """The GPU's path of ``one_query``."""
     q = q[:, 0].unflatten(1, (k.shape[2], -1))
     return one_query.in_pieces(q, k.transpose(1, 2), v.transpose(1, 2), seen, size).flatten(1, 2)[:, None]
 

@@ -1,4 +1,4 @@
-"""An operator as data: what its backward pass is given, called directly, through autograd and while something traces."""
+"""Operators as data: arguments of the backward pass, called directly, through autograd and under tracing."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ SEEN: list[str] = []
 
 
 def forward(x: Tensor, y: Tensor | None, power: int, keeps: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """x ** power, y doubled, and what is kept."""
+    """x ** power, y doubled, and a saved tensor."""
     SEEN.append("forward")
     return x**power, None if y is None else 2 * y, x.square() if keeps else None
 
@@ -73,14 +73,14 @@ def test_the_backward_pass_gets_what_its_arguments_name():
     assert SEEN == ["forward", "backward, y True, two True"]
 
 
-def test_a_missing_first_cotangent_is_zeros_and_nobody_is_asked_for_other_gradients():
+def test_a_missing_first_cotangent_is_zeros_and_other_gradients_are_not_computed():
     x, y = leaf(), leaf().detach()
     _, two, _ = TOY(x, y, 3)
     (dx,) = torch.autograd.grad(two.sum(), x)
     assert not dx.any() and SEEN[-1] == "backward, y False, two True"
 
 
-def test_while_something_traces_it_is_an_operator_of_torch():
+def test_under_tracing_it_is_an_operator_of_torch():
     x, y = leaf(), leaf()
     with Seen() as seen:
         one, two, _ = TOY(x, y, 3)
@@ -97,7 +97,7 @@ def test_gradients_of_gradients_are_refused_in_its_words():
         dx.sum().backward()
 
 
-def test_who_kept_nothing_has_no_gradients():
+def test_without_saving_there_are_no_gradients():
     with pytest.raises(RuntimeError, match="linattn::test_toy was called without saving for backward"):
         TOY.registered[0](leaf(), None, 3, False)
 

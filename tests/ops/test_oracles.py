@@ -1,4 +1,4 @@
-"""The op against other people's code: the naive references of fla-core and transformers' chunk functions, in float32.
+"""The op against other libraries: the naive references of fla-core and transformers' chunk functions, in float32.
 
 Their state is [N, H, K, V] like ours unless said otherwise. They compute in float32, so two correct answers differ by its
 rounding: 5e-6 of the norm for outputs and states, 2e-5 for gradients.
@@ -12,7 +12,7 @@ from tests.ops.cases import FORMS, Call, cotangent, gradients, make
 from tests.ops.errors import compare, error
 from tests.oracles import wheels
 
-T = 96  # more than a chunk; a multiple of 32 as two of the oracles want
+T = 96  # more than a chunk, and a multiple of 32 for two of the oracles
 
 
 def fla(file: str):
@@ -20,7 +20,7 @@ def fla(file: str):
 
 
 def first(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Heads before time, as half of the oracles want it."""
+    """Heads before time, as in half of the oracles."""
     return tuple(t.transpose(1, 2).contiguous() for t in tensors)
 
 
@@ -29,7 +29,7 @@ def tensors(call: Call, *names: str) -> tuple[Tensor, ...]:
 
 
 def expect(call: Call, o: Tensor, s: Tensor | tuple | None = None, *, form: str = "chunk") -> None:
-    """Our outputs and states are theirs."""
+    """Compare our outputs and states with theirs."""
     out = call(form)
     wanted = {"o": o}
     if s is not None:
@@ -120,7 +120,7 @@ def test_rwkv7(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_comba(form):
-    """Only fla's chunk version, which reads the state before its decay as its kernels do: its recurrent one fades first."""
+    """Only fla's chunk version, which reads the state before its decay like its kernels; the recurrent one decays first."""
     call = case("plain", "BTH")
     q, k, v, g, s = tensors(call, "q", "k", "v", "decay", "S")
     k, beta = k / k.norm(dim=-1, keepdim=True), torch.rand(2, T, 2, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Patterns: every way to run one gives what its picture says, gradients too, and time and memory follow it, not n²."""
+"""Patterns: every implementation matches the mask, with gradients, and time and memory follow the pattern instead of n²."""
 
 from functools import partial
 
@@ -43,7 +43,7 @@ def tensors(length, dtype=torch.float64, size=4, heads=2):
 
 
 def by_rows(q, k, v, found, lengths):
-    """Row by row and over all pairs; what is not real is 0."""
+    """Row by row and over all pairs; padding is 0."""
     rows = []
     for row, length in enumerate(lengths):
         mask = found.mask(length)
@@ -57,7 +57,7 @@ def by_rows(q, k, v, found, lengths):
 @pytest.mark.parametrize("backend", ["tiles", "dense"])
 @pytest.mark.parametrize("name", PATTERNS)
 def test_definition(name, backend):
-    """Outputs and gradients, of rows that are full and rows that are not."""
+    """Outputs and gradients, with and without padding."""
     for length in (0, 1, 7, 25, 70):
         q, k, v = tensors(length)
         lengths = [length, length // 2]
@@ -91,7 +91,7 @@ def test_parts_hold_each_pair_once(name):
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("name", PATTERNS)
 def test_flex(name):
-    """The blocks that flex_attention is told to look at hold every pair; on a CPU it has no gradients."""
+    """The blocks of flex_attention's mask contain every pair; on a CPU it has no gradients."""
     with torch.no_grad():
         q, k, v = tensors(260, torch.float32, 16)
         lengths = torch.tensor([260, 140])
@@ -118,7 +118,7 @@ def test_flex_on_a_gpu(name):
 
 @pytest.mark.parametrize("name", [name for name in LONG if name != "causal"])
 def test_work_and_memory_follow_the_pattern(name):
-    """Operations are those of the pairs of the tiles, bytes written a few for each; of all pairs it is a small part."""
+    """Operations and written bytes are proportional to the pairs of the tiles, a small share of all pairs."""
     length, found = 4096, LONG[name]
     q, k, v = (torch.randn(1, length, 1, 16) for _ in range(3))
     with torch.no_grad(), FlopCounterMode(display=False) as counter, Written() as written:
@@ -132,7 +132,7 @@ def test_work_and_memory_follow_the_pattern(name):
 
 
 def test_flex_is_compiled_for_any_number_of_patterns(monkeypatch):
-    """Where it is not, torch warns, which is an error here."""
+    """Otherwise torch warns, which is an error here."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     monkeypatch.setattr(flex, "_run", lambda _, part: flex.compiled(type(part.within), *map(type, part.without)))
     flex.compiled.cache_clear()
@@ -144,7 +144,7 @@ def test_flex_is_compiled_for_any_number_of_patterns(monkeypatch):
 
 
 def test_flex_skips_blocks():
-    """What it is told to look at, of all blocks of 128: a band of three, or the columns brought together."""
+    """Visited blocks of 128: a band of three, or the gathered columns."""
     for name, share in (("local", 3 / 32), ("sparse", 4 / 32), ("blocks", 3 / 32), ("longformer", 5 / 32)):
         told = 0
         for part in LONG[name].parts(4096):
@@ -200,5 +200,5 @@ def test_refusals():
 
 
 def test_two_patterns_are_one_value():
-    """Equal patterns are equal, so what is made for one can be kept for the other."""
+    """Patterns compare by value, for caches."""
     assert local(3) | strided(4) == local(3) | strided(4) and hash(local(3)) == hash(pattern.Local(3, 0))

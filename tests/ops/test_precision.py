@@ -1,4 +1,4 @@
-"""float32 and the halves against the float64 reference on the same rounded inputs, and what must not change a bit."""
+"""float32 and half precision against the float64 reference on the same rounded inputs, and bit-for-bit invariances."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_decay_may_be_half_too(dtype, form):
 @pytest.mark.parametrize("kind", ["beta", "erase", "bonus"])
 @pytest.mark.parametrize("form", FORMS)
 def test_beta_erase_and_bonus_may_be_float32_beside_halves(kind, dtype, form):
-    """And then they are not rounded on the way: the result is that of their float32 values."""
+    """They are not rounded: the result is that of their float32 values."""
     call = make(kind, "BTH", B=1, T=70, K=16, V=8)
     mixed = call.to(dtype)
     mixed = mixed.with_(**{n: call.tensors[n].float() for n in ("beta", "read", "write", "bonus") if n in call.tensors})
@@ -70,7 +70,7 @@ def test_beta_erase_and_bonus_may_be_float32_beside_halves(kind, dtype, form):
 
 @pytest.mark.parametrize("form", ["chunk", "recurrent"])
 def test_the_state_of_halves_is_exact_in_the_rounded_inputs(form):
-    """States are float32 and nothing is rounded to a half on the way to them but the inputs: e_in is all that is lost."""
+    """States are float32, and only inputs are rounded to half precision: the error is e_in."""
     call = make("plain", "none", B=1, T=512, K=16, V=8)
     check_values(call, torch.bfloat16, form=form)
 
@@ -127,7 +127,7 @@ def test_sweep_of_real_sizes(kind, rank, T, dtype):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_a_batch_do_not_depend_on_their_company(kind):
-    """To rounding: a matrix product may sum in another order for another batch size."""
+    """Up to rounding: matrix products may sum in another order for another batch size."""
     call = make(kind, "BTHK", B=3, T=100).to(torch.float32)
     whole, alone = call("chunk"), call.rows(slice(1, 2))("chunk")
     for name, t in alone.items():
@@ -135,7 +135,7 @@ def test_rows_of_a_batch_do_not_depend_on_their_company(kind):
 
 
 def test_the_number_of_threads_changes_no_bit(programs):
-    """In a process of its own, as the number of threads belongs to the process."""
+    """In a separate process, since the number of threads is per process."""
     code = """
 import hashlib, torch
 from tests.ops.cases import KINDS, gradients, make
@@ -157,7 +157,7 @@ print(one == two == digest())
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", FORMS)
 def test_autocast_lowers_nothing(kind, form):
-    """Nor the gradients, with backward called outside of it as torch wants it."""
+    """Nor the gradients, with backward outside of it, as torch recommends."""
     call = make(kind, "BTHK", T=70).to(torch.float32)
     out, grads = gradients(call, form=form)
     leaves = {n: t.clone().requires_grad_() for n, t in call.tensors.items()}
@@ -171,7 +171,7 @@ def test_autocast_lowers_nothing(kind, form):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", FORMS)
 def test_backward_inside_autocast(kind, form):
-    """Torch advises against it, as its own backward formulas are lowered there; the gradients are still those of bfloat16."""
+    """Torch advises against it, since it lowers its own backward formulas; the gradients still have bfloat16's precision."""
     call = make(kind, "BTHK", T=70).to(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         grads = gradients(call, form=form)[1]

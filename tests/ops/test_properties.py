@@ -1,4 +1,4 @@
-"""Random shapes and options with a fixed share for every kind and rank, against the reference in float64."""
+"""Random shapes and options, equally many for every kind and rank, against the reference in float64."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def calls(draw, kind: str, rank: str) -> Call:
 
 
 def holds(call: Call, form: str) -> None:
-    """Values, gradients and the packed index in 32 bits; the result of a step of a draw that is not tame is not claimed."""
+    """Values, gradients and the packed index in 32 bits; unstable draws are not checked."""
     if not admitted(call):
         return
     if "cu_seqlens" in call.options:
@@ -82,7 +82,7 @@ def test_many_random_calls(kind, rank):
 @given(data=st.data())
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_splits(kind, data):
-    """A sequence cut anywhere, any number of times, each piece in a form of its own."""
+    """A sequence split at random positions, each piece in another form."""
     T = data.draw(st.integers(1, 140))
     cuts = sorted(data.draw(st.lists(st.integers(0, T), max_size=4)))
     call = make(kind, "BTHK", B=1, H=1, T=T, seed=data.draw(st.integers(0, 99)))

@@ -1,4 +1,4 @@
-"""Tensors of a recorded call share memory, but never while both are in use."""
+"""Tensors of a recorded call alias each other only if not live at the same time."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def test_nothing_in_use_overlaps():
     ],
 )
 def test_what_a_backward_pass_needs_on_a_hopper_beside_its_results(kind, rank, most, monkeypatch):
-    """In tensors of the size of q: the states before chunks are two, and so are their cotangents, half of one those of segments.
+    """In tensors of the size of q: two for the states before chunks, two for their cotangents, half of one for those of segments.
 
-    Of the delta rules without decays per channel only the last: states lie in the gradients of k and v, and no cotangents are stored.
+    Delta rules without decays per channel need only the last: states alias the gradients of k and v, and no cotangents are stored.
     """
     program, saved, names, q = backward_on_a_hopper(kind, rank, monkeypatch)
     assert program.bytes <= most * q.nbytes
@@ -78,7 +78,7 @@ def test_a_backward_pass_prepares_again_what_was_not_kept(unkept, monkeypatch):
 
 
 def backward_on_a_hopper(kind, rank, monkeypatch, tokens=4096, processors=1, reuse=True):
-    """Its program, what the forward pass saved for it, the names of its kernels, and the queries."""
+    """Its program, the tensors saved for backward, the names of its kernels, and the queries."""
     monkeypatch.setitem(hopper._gluon_refusals, torch.device("cpu"), None)
     monkeypatch.setattr(choice, "multiprocessors", lambda device: processors)
     call = cases.make(kind, rank, B=1, T=tokens, H=2, K=128, V=128, initial=False).to(torch.bfloat16, torch.bfloat16)

@@ -1,4 +1,4 @@
-"""The reference is the specification, so it is verified itself: against plain loops over numbers and the spelled-out definition."""
+"""The reference, which is the specification, against plain loops over numbers and the spelled-out definition."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What the door refuses, and that it says which argument, what came and what was wanted."""
+"""Errors of the public functions name the argument, the value and what was expected."""
 
 import re
 
@@ -10,7 +10,7 @@ from tests.ops.cases import Call, make
 
 
 def refused(call: Call | dict, *words: str, error: type[Exception] = ValueError, **options: object) -> str:
-    """The call is refused, and the message holds all the words."""
+    """The call raises an error that contains all ``words``."""
     arguments = call.arguments() if isinstance(call, Call) else call
     with pytest.raises(error) as caught:
         linattn.linear_attention(**{**arguments, **options})
@@ -244,7 +244,7 @@ def test_only_q_k_and_v_go_without_a_name():
 
 @pytest.mark.parametrize("value", ["1", torch.ones(2), torch.ones((), requires_grad=True)])
 def test_scale_is_a_number(value):
-    """Not a tensor either: turned into a number it would silently lose its gradient."""
+    """Not a tensor, which would silently lose its gradient."""
     refused({**case().arguments(), "scale": value}, "scale", error=(TypeError, ValueError))
 
 

@@ -1,7 +1,7 @@
-"""A NaN or an infinity in a state: what a packed sequence that comes after has of it, nothing, and what a decay of -inf makes of it.
+"""A NaN or an infinity in a state does not reach later packed sequences; effect of a decay of -inf on it.
 
-``0 · inf`` is no number, in the definition too: a decay of -inf forgets every finite state and no other. What stands behind it is
-then right or not finite, never a number that is wrong.
+``0 · inf`` is NaN, in the definition too: a decay of -inf resets only finite states. Later results are right or not finite, never
+wrong finite numbers.
 """
 
 import pytest
@@ -53,7 +53,7 @@ def test_nor_do_its_gradients(way, kind):
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("rank", ["BTH", "BTHK"])
-@pytest.mark.parametrize("kind", [k for k in KINDS if k != "erase"])  # which reads the state from before its decay
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "erase"])  # erase reads the state before its decay
 def test_behind_a_reset_all_is_right_or_not_finite(way, kind, rank, bad):
     call = make(kind, rank, B=2, T=TOKENS, H=2).to(torch.float32)
     decay = call.tensors["decay"].clone()
@@ -90,7 +90,7 @@ def test_scans(scan, backend, bad):
 @pytest.mark.parametrize("backend", ["reference", "torch", "cpu"])
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf])
 def test_an_infinity_in_a_sum_stays_in_its_channel_and_row(backend, bad):
-    """The definition keeps it; who weighs a state by 1 and by exp(decay) − 1 has inf − inf. None has a number again."""
+    """The definition keeps it; weighting a state by 1 and exp(decay) − 1 gives inf − inf. Neither becomes finite again."""
     if backend == "cpu" and library.reason():
         pytest.skip(library.reason())
     decay, b = -torch.rand(2, TOKENS, 5), torch.randn(2, TOKENS, 5)

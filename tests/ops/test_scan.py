@@ -187,7 +187,7 @@ def test_nothing_before_a_reset_changes_a_bit_after_it(scan):
 
 @pytest.mark.parametrize("scan", SCANS)
 def test_mutants_and_nans(scan):
-    """One element reaches its own channel from its own time on, and nothing else; a NaN its own chunk besides."""
+    """One element affects only its channel from its time on; a NaN also its chunk."""
     a = arguments(scan, 140, strength=0.01)
     h, s = run(scan, a)
     for name in ("decay", "x"):
@@ -227,7 +227,7 @@ def test_equal_to_the_recurrence_it_is_a_part_of(scan):
         hot = {n: 50 * t if n == "decay" else (50 * (t - 4)).exp() for n, t in a.items()}
         over = run("real", hot)[0].log() / 50 + 4 - run(scan, a)[0]
         assert (over >= -1e-12).all() and (over <= torch.log(torch.tensor(81.0)) / 50).all()
-    else:  # a complex number as a turning pair of reals
+    else:  # a complex number as a rotated pair of reals
         real = run("complex", {**a, "decay": a["decay"].real.to(torch.complex128)})
         parts = [run("real", {n: getattr(t, part) if n != "decay" else t.real for n, t in a.items()}) for part in ("real", "imag")]
         close(real, tuple(torch.complex(x, y) for x, y in zip(*parts, strict=True)))
@@ -268,7 +268,7 @@ def test_no_loop_over_tokens(scan):
 @pytest.mark.parametrize("rank", ["BTD", "D"])
 @pytest.mark.parametrize("scan", SCANS)
 def test_compiled(scan, rank, packed):
-    """Values and gradients, which are an operator of their own there; resets among the decays."""
+    """Values and gradients, a separate operator there, with resets among the decays."""
     torch._dynamo.reset()
     a = arguments(scan, sum(LENGTHS), B=1 if packed else 2, N=len(LENGTHS) if packed else None, rank=rank)
     if rank == "BTD":
@@ -282,7 +282,7 @@ def test_compiled(scan, rank, packed):
 
 
 def test_equal_ones_share_the_gradient_when_compiled():
-    """As in the definition, where a gate that equals the maximum so far takes half."""
+    """As in the definition, where ties with the maximum so far get half each."""
     torch._dynamo.reset()
     a = {"decay": torch.zeros(1, 5, 2), "x": torch.ones(1, 5, 2), "initial_state": torch.ones(1, 2)}
     a = {name: t.double() for name, t in a.items()}

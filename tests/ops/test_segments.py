@@ -1,4 +1,4 @@
-"""In how many segments a sequence goes: what was measured best on an H200, from shapes alone."""
+"""Number of segments of a sequence: the fastest on an H200, determined from shapes."""
 
 import pytest
 
@@ -22,7 +22,7 @@ RULES = {"mamba2": (HEAD, PLAIN), "gla": (CHANNEL, PLAIN), "gated delta": (HEAD,
         (4096, 64, 64, 4, 1),  # two share a multiprocessor
         (8192, 32, 64, 8, 4),
         (32768, 32, 64, 8, 4),
-        (8192, 32, 256, 1, 1),  # of 256 values two programs
+        (8192, 32, 256, 1, 1),  # two programs for 256 values
         (1 << 20, 1, 128, 128, 128),
     ],
 )

@@ -101,7 +101,7 @@ def test_a_wide_weight_beside_half_precision():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_taps_have_channels_side_by_side(dtype):
-    """As the tokens have, which they are multiplied by."""
+    """Like the tokens that they are multiplied by."""
     assert portable._taps(torch.zeros(1, 2, 5, dtype=dtype), torch.zeros(5, 1, 3, dtype=dtype)).is_contiguous()
 
 
@@ -158,7 +158,7 @@ def test_operations_are_counted():
 
 @pytest.mark.parametrize("lengths", [(9,), (4, 5), (1, 1, 0, 7), (0, 2, 6, 1)])
 def test_packed_sequences_and_their_states(lengths):
-    """Packed in two calls, with a state between, as each sequence on its own in one."""
+    """Packed in two calls with a state, against each sequence in one call."""
     conv = ShortConvolution(D, 4, bias=True).double()
     torch.nn.init.normal_(conv.bias)
     x, more = (torch.randn(1, 9, D, dtype=torch.float64, requires_grad=True) for _ in range(2))

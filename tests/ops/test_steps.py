@@ -1,4 +1,4 @@
-"""Steps in place: they are what the scans do with one token more, whoever runs them, and refuse what does not fit."""
+"""Steps in place equal scans with one more token in every backend, and refuse invalid arguments."""
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def test_the_recurrence_is_moved_on_where_it_is(backend, dtype):
 
 
 def test_what_the_kernels_leave():
-    """Strides that no kernel takes, states that are wider, gradients: torch's operations run."""
+    """Torch's operations run for unsupported strides, float64 states, and gradients."""
     for case in (token(6, 4), token(6, 4).double()):
         case.state = torch.stack([case.state, case.state], -1)[..., 0]
         y, state = case.step()
@@ -110,7 +110,7 @@ def test_refusals():
 
 
 def states_and_steps():
-    """Of each step in place its tensors, the state first, and the step."""
+    """Tensors of each step in place, the state first, and the step."""
     state, q, k, v, options = recurrence()
     x, dt, A, B, C, D = torch.randn(2, 4), torch.rand(2, 4), -torch.rand(4, 3), *torch.randn(2, 2, 3), torch.randn(4)
     convolved = torch.randn(2, 3, 4), torch.randn(2, 1, 4), torch.randn(4, 1, 4), torch.randn(4)
@@ -124,7 +124,7 @@ def states_and_steps():
 @pytest.mark.parametrize("turned", [cases.turned, lambda t: torch._neg_view(-t)], ids=["imaginary", "dense"])
 @pytest.mark.parametrize("step", ["recurrence", "selective", "convolution"])
 def test_views_with_turned_signs(step, turned):
-    """A state too is moved on where it is, whatever signs its memory has."""
+    """A state is updated in place even if it is a negative view."""
     tensors, run = states_and_steps()[step]
     for i in range(len(tensors)):
         own, wanted = [t.clone() for t in tensors], [t.clone() for t in tensors]

@@ -21,7 +21,7 @@ def masked_attention(mask, q, k, v):
 
 
 def semiseparable(decay):
-    """L_ij = a_i a_{i-1} ... a_{j+1} for i >= j: every product written out from the factors. ``decay`` [B, T, H]."""
+    """L_ij = a_i a_{i-1} ... a_{j+1} for i >= j: from products of the factors. ``decay`` [B, T, H]."""
     a = decay.exp()
     mask = torch.zeros(*decay.shape[::2], T, T, dtype=decay.dtype)
     for i in range(T):
@@ -74,12 +74,12 @@ def test_a_sum_of_such_masks_is_a_sum_of_recurrences():
 
 
 def block_rank(matrix):
-    """The largest rank of a block on and below the diagonal: how many numbers of the past the future needs."""
+    """The largest rank of a block on and below the diagonal: the state size needed."""
     return max(int(torch.linalg.matrix_rank(matrix[i:, : i + 1], rtol=1e-9)) for i in range(matrix.shape[0]))
 
 
 def test_other_masks_need_more():
-    """A mask of distances that is no power of one number, 1 / (1 + i - j), is of high rank: no state of one size carries it."""
+    """A mask of distances that is not a power, 1 / (1 + i - j), has high rank, so no fixed-size state represents it."""
     i = torch.arange(T, dtype=torch.float64)
     mask = (1 / (1 + (i[:, None] - i))).where(i[:, None] >= i, 0.0)
     assert block_rank(mask) > 5

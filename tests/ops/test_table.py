@@ -1,4 +1,4 @@
-"""The table of configurations: the row that every call gets, that no row is idle, and the program that makes it anew."""
+"""The table of configurations: the row of every call, no unused rows, and the program that tunes it."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def as_it_was():
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The rows, by kind and number, that calls get, the last one last."""
+    """Rows used by calls, by kind and number, in order."""
     found, find = [], table.find
 
     def noted(kind, call):
@@ -52,7 +52,7 @@ def asked(monkeypatch):
     return found
 
 
-# The rules in words that the conditions of the rows stand for; what the rows hold is measured, and may change.
+# Meaning of the rows' conditions; their values are measured and may change.
 
 
 def forward(family, keys, outputs) -> int:
@@ -141,7 +141,7 @@ def test_a_condition_that_calls_do_not_have_is_an_error():
 
 @pytest.mark.parametrize("place", PLACES, ids=name)
 def test_rows_hold_what_the_kernels_take(place):
-    """Also their neighbours, which the search tries."""
+    """Including neighbouring configurations tried by the search."""
     kind, row = place[0], table.read()[place[0]][place[1]]
     for c in (row.use, *neighbours(kind, row)):
         if isinstance(c, Config):
@@ -183,7 +183,7 @@ def test_rows_can_be_named():
 
 
 class Canned(Search):
-    """A search whose calls come to no device: what they give is told by ``give(configuration, function)``."""
+    """Search without a device: results come from ``give(configuration, function)``."""
 
     def __init__(self, give) -> None:
         super().__init__(table.read(), [("decode", 1)], 1, 60.0)
@@ -206,7 +206,7 @@ RIGHT, WRONG = {"o": 0.5, "S": 1.0}, {"o": 0.5, "S": 1.01}
 
 
 def give(times, wrong=None):
-    """Right and as fast as ``times`` says (1 ms else), but for what ``wrong`` gives instead."""
+    """Right and with the given ``times`` (default 1 ms), except the outcomes in ``wrong``."""
 
     def canned(config, function):
         if wrong and config in wrong and function == "checked":
@@ -228,7 +228,7 @@ def give(times, wrong=None):
         ({OTHER: 0.96}, {OTHER: Failure("crashed", "an illegal access")}, NOW),
         ({OTHER: 0.96}, {OTHER: None}, NOW),  # not reached
         ({OTHER: 0.96, THIRD: Failure("timed out", "")}, {}, OTHER),
-        ({OTHER: 2.0, THIRD: 3.0}, {NOW: WRONG}, None),  # anything right is better than what is wrong
+        ({OTHER: 2.0, THIRD: 3.0}, {NOW: WRONG}, None),  # any right configuration is better than a wrong one
     ],
 )
 def test_the_fastest_right_one_is_chosen(times, wrong, wanted, capsys):
@@ -240,7 +240,7 @@ def test_the_fastest_right_one_is_chosen(times, wrong, wanted, capsys):
 
 
 def test_what_is_wrong_in_a_call_that_it_was_not_timed_in_is_not_kept():
-    """Right in the calls that candidates run in, wrong in the check of all that follows."""
+    """Right in the calls used for timing, wrong in the final check of all calls."""
     timed = give({OTHER: 0.5})
     seen = []
 
@@ -270,7 +270,7 @@ def test_a_candidate_with_errors_is_not_right():
 
 @pytest.mark.slow
 def test_it_runs_under_the_interpreter(tmp_path):
-    """One row from end to end: checked, its neighbours tried and timed, the table and the log written."""
+    """One row from end to end: checks, timing of neighbours, the written table and log."""
     mine = tmp_path / "table.json"
     shutil.copy(table.FILE, mine)
     command = [sys.executable, "-m", "benchmarks.configurations", "--write", "--rows", "prepare:0", "--workers", "1"]

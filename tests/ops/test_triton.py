@@ -1,4 +1,4 @@
-"""The GPU kernels without a GPU, in processes of their own: their tests under Triton's interpreter, and a compilation for Hopper."""
+"""The GPU kernels without a GPU, in separate processes: tests under Triton's interpreter, and compilation for Hopper."""
 
 import json
 import os
@@ -12,12 +12,12 @@ import pytest
 pytest.importorskip("triton")
 ROOT = Path(__file__).parents[2]
 FILES = sorted(path.name for path in (ROOT / "tests/ops/triton").glob("test_*.py"))
-GROUPS = [FILES[i::2] for i in range(2)]  # in one process each: it takes a while to start
-SHARED_MEMORY = {"hopper": 227 * 1024, "ampere": 99 * 1024}  # that one program can have; on an A100 more
+GROUPS = [FILES[i::2] for i in range(2)]  # one process each, since starting takes long
+SHARED_MEMORY = {"hopper": 227 * 1024, "ampere": 99 * 1024}  # limit per program; higher on an A100
 
 
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    # Nothing of a worker of xdist, or of coverage, goes along.
+    # Without the environment of xdist workers and coverage.
     kept = {n: x for n, x in os.environ.items() if not n.startswith(("PYTEST", "TRITON"))}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, env={**kept, **threads, **environment}, capture_output=True, text=True)
@@ -29,7 +29,7 @@ def interpreted(files: list[str], which: str) -> tuple[int, str]:
     return done.returncode, done.stdout[-6000:] + done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("files", GROUPS, ids=["1 of 2", "2 of 2"])  # by no subject, whose tests `pytest -k` would wait for
+@pytest.mark.parametrize("files", GROUPS, ids=["1 of 2", "2 of 2"])  # ids without subjects, so that `pytest -k` does not select them
 def test_interpreted(files):
     code, said = interpreted(files, "not slow")
     assert code == 0 and " passed" in said, said
@@ -46,7 +46,7 @@ FAMILIES = list(product(("plain", "beta", "erase", "bonus"), ("none", "BTH", "BT
 
 
 def compiled(tmp_path: Path, kind: str, rank: str, *words: str) -> list[dict]:
-    """The kernels of a forward and a backward pass over a split sequence, each in the shared memory that there is."""
+    """Compile the kernels of a forward and a backward pass over a split sequence; each fits shared memory."""
     done = python("-m", "tests.ops.triton.compiling", kind, rank, *words, TRITON_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr[-4000:]
     kernels = json.loads(done.stdout)
@@ -66,7 +66,7 @@ def compiled(tmp_path: Path, kind: str, rank: str, *words: str) -> list[dict]:
         assert kernel["shared"] <= SHARED_MEMORY["ampere" if "ampere" in words else "hopper"], kernel
         assert kernel["tensor_cores"] or kernel["name"] in ("chain", "fold", "shared"), kernel
         assert not kernel["not_alone"], kernel  # see hopper.common.barriers
-        measured = kind == "plain" and kernel["name"] == "fused"  # as it is, see benchmarks/log.md
+        measured = kind == "plain" and kernel["name"] == "fused"  # known, see benchmarks/log.md
         own = kernel["module"].startswith("hopper.") and not measured
         assert not (kernel["serialized"] and own), kernel  # see hopper.operands.pinned
     return kernels
@@ -88,7 +88,7 @@ def test_the_largest_heads_fit_a_small_ampere(kind, rank, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "rank"), FAMILIES)
 def test_hoppers_own_kernels_take_wide_values_in_parts(kind, rank, tmp_path):
-    """Where they give gradients, those of what the parts share are summed."""
+    """Gradients of what the parts share are summed."""
     kernels = compiled(tmp_path, kind, rank, "bfloat16", "wide")
     own = any(k["module"].startswith("hopper.gradients") for k in kernels)
     assert own == any(k["name"] == "shared" for k in kernels)
@@ -118,7 +118,7 @@ def test_kernels_of_a_part_compile(kind, rank, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "rank"), FAMILIES)
 def test_hoppers_own_kernels_compile(kind, rank, tmp_path):
-    """The scans are always there; what prepares chunks and gives their gradients where choice.py says so, in two kernels per channel."""
+    """The scans are always used; kernels for preparation and gradients as in choice.py, two of them per channel."""
     modules = [k["module"] for k in compiled(tmp_path, kind, rank, "bfloat16", "gluon")]
     wanted = {"hopper.forward", "hopper.backward"}
     if rank == "BTHK" or kind == "beta":

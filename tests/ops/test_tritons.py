@@ -1,4 +1,4 @@
-"""What is off under a triton that lacks something, and what ``explain`` says of it; none of it needs a GPU."""
+"""Optimizations that are off under a triton without some feature, and their text in ``explain``; no GPU needed."""
 
 import sys
 from types import SimpleNamespace
@@ -20,13 +20,13 @@ GPU = torch.device("cuda", 0)
 
 
 class OnGpu(torch.Tensor):
-    """Says that it is on a GPU."""
+    """Tensor that reports a GPU as device."""
 
     device = GPU  # type: ignore[assignment]
 
 
 class Compiled:
-    """As ``CompiledKernel``: ``run`` gives what ``_run`` is."""
+    """Like ``CompiledKernel``: ``run`` returns ``_run``."""
 
     function, packed_metadata = 7, (4, 1, 0)
 
@@ -39,7 +39,7 @@ class Compiled:
 
 
 class Kernel:
-    """A kernel whose launch hands ``CompiledKernel.run`` what ``told`` makes of the arguments."""
+    """A kernel whose launch passes ``told(*arguments)`` to ``CompiledKernel.run``."""
 
     params = (None,) * 4  # two tensors, a number, a constant
 
@@ -56,7 +56,7 @@ class Kernel:
 
 @pytest.fixture(autouse=True)
 def untried(monkeypatch):
-    """No answer is left over, and none stays."""
+    """Clear cached answers before and after a test."""
     monkeypatch.setattr(launch, "_replay_refusals", {})
     monkeypatch.setattr(hopper, "_gluon_refusals", {})
 
@@ -97,7 +97,7 @@ def test_names_that_gluon_lacks_are_listed(monkeypatch):
         (lambda x, *given: (*given, x), "passes other arguments"),  # the grid comes last
         (lambda *given: (*given[:9], given[10], given[9], *given[11:]), "passes other arguments"),  # another order
         (lambda *given: (*given, 0), "passes other arguments"),  # one more
-        (lambda *given: given[:9], "passes other arguments"),  # all in one place of its own
+        (lambda *given: given[:9], "passes other arguments"),  # all in one argument
     ],
     ids=["ours", "grid", "order", "longer", "shorter"],
 )
@@ -175,7 +175,7 @@ def test_explain_says_what_is_off(kind, size, gluon, said, monkeypatch, capsys):
         ("plain", "H", 128, 64, "its 64 programs would leave 68 of 132 multiprocessors idle"),
         ("beta", "H", 128, 128, "a constant decay's gradient, a sum over tokens that cancels, would be too coarse"),
         ("beta", "BTH", 128, 128, None),
-        ("beta", "BTH", 64, 64, None),  # for which there is no such kernel
+        ("beta", "BTH", 64, 64, None),  # no such kernel exists
         ("beta", "BTHK", 128, 64, None),
         ("plain", "none", 128, 64, None),
     ],
@@ -193,7 +193,7 @@ def test_explain_says_why_the_backward_pass_is_several_kernels(kind, rank, size,
         ("beta", "none", 128, None, False),
         ("beta", "BTH", 100, None, True),
         ("beta", "BTH", None, (64, 64), True),
-        ("plain", "BTH", 100, None, False),  # which prepares nothing
+        ("plain", "BTH", 100, None, False),  # prepares nothing
     ],
 )
 def test_explain_says_why_chunks_are_prepared_twice(kind, rank, tokens, lengths, off, monkeypatch):

@@ -18,7 +18,7 @@ from linattn.ops.features import elu1, orthogonal_gaussian, taylor2
 from linattn.report.words import memory
 
 NAMES = (sentence.SENTENCE, sentence.SENTENCE, 20)
-SHARP = 2.0  # length of queries and keys, so that softmax has something to choose
+SHARP = 2.0  # length of queries and keys, large enough for a sharp softmax
 RANDOM = 64  # random features of Performer
 CHUNK = 4  # tokens of a chunk
 GAMMA = 0.9
@@ -90,11 +90,11 @@ def _unnoticed(products: Tensor) -> float:
     norm = HeadNorm(lab.SIZE, eps=0.0).double()
     with torch.no_grad():
         whole, divided = (norm((w @ _words())[None, :, None]) for w in (products.tril(), _divided(products)))
-    return distance(whole[:, 1:], divided[:, 1:])  # ReLU may leave the first token without any weight
+    return distance(whole[:, 1:], divided[:, 1:])  # with ReLU the first token may have no weight
 
 
 def triangular() -> dict[str, object]:
-    """One chunk of the delta rule after another: the triangular system, its solution, and the state that is handed on."""
+    """The delta rule chunk by chunk: the triangular system, its solution, and the state passed on."""
     made = lab.inputs(WORDS, RULES["delta"])
     q, k, v = (made[name][0, :, 0] for name in ("q", "k", "v"))
     beta = made["beta"][0, :, 0][:, None] if made["beta"].ndim == 3 else made["beta"]
@@ -106,7 +106,7 @@ def triangular() -> dict[str, object]:
         part = slice(start, start + CHUNK)
         system = one + (beta[part] * (k[part] @ k[part].T)).tril(-1)
         right = beta[part] * (v[part] - k[part] @ state)
-        u = torch.linalg.solve_triangular(system, right, upper=False)  # what each token really writes
+        u = torch.linalg.solve_triangular(system, right, upper=False)  # effective write of each token
         scale = made.get("scale") or 1.0
         o = scale * (q[part] @ state + (q[part] @ k[part].T).tril() @ u)
         state = state + k[part].T @ u
@@ -170,7 +170,7 @@ CONTEXT, WIDTH = 1 << 20, 4096  # tokens, and width of the layer, of the figures
 
 
 def cards() -> dict[str, object]:
-    """One sentence over several cards: each starts from zero, then the state that comes in is decayed and added."""
+    """One sentence over several cards: each starts from zero, then the decayed incoming state is added."""
     made = lab.inputs(WORDS, RULES["head"], GAMMA)
     whole = lab.run(made)
     own, came, final, apart = [], [], [], []

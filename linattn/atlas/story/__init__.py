@@ -1,4 +1,4 @@
-"""Story in eight parts, each a page written by hand in both languages around figures that the ops compute."""
+"""Story in eight chapters, written by hand in both languages, with figures computed by the ops."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def pages(atlas: Atlas) -> Iterator[Page]:
 
 @cache
 def _numbers(chapter: int) -> dict[str, dict[str, object]]:
-    """Data of the figures of ``chapter``, by name, independent of the systems that are shown."""
+    """Data of the figures of ``chapter``, by name, independent of the shown systems."""
     return {name: make() for name, make in FIGURES[chapter].items()}
 
 
@@ -82,7 +82,7 @@ OPENING = Both(
 )
 
 
-MASKS = ("softmax", "linear", "retnet", "mamba2", "gla", "gated_deltanet")  # of chapter 7: the triangles of the chapters before and after
+MASKS = ("softmax", "linear", "retnet", "mamba2", "gla", "gated_deltanet")  # of chapter 7: matrices of the other chapters
 LINE = (
     ("softmax", 1, r"o_t = \mathrm{softmax}(q_t K_t^\top)\, V_t", Both("keeps every token", "每个 token 都留着")),
     ("linear", 3, r"S_t = S_{t-1} + k_t^\top v_t", Both("adds", "只做加法")),
@@ -98,7 +98,7 @@ WHOLE = Both("All equations at a glance", "公式一览")
 
 
 def _line(atlas: Atlas) -> str:
-    """List what each system added to the one before it, with links to its chapter and its page."""
+    """List of what each system adds to the previous one, with links to its chapter and its page."""
     rows = []
     for name, chapter, latex, added in LINE:
         page = f' · <a href="../systems/{name}.html"><code>{name}</code></a>' if name in atlas.inspections else ""
@@ -113,7 +113,7 @@ RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 def written(path: Path, numbers: Mapping[str, object], parts: Mapping[str, str] | None = None) -> str:
     """Fill the fragment ``path`` with its numbers, and with HTML of ``parts`` at ``[[name]]``.
 
-    1.9e-16 is set as 1.9 × 10⁻¹⁶, and a formula of its own line can be scrolled by keyboard.
+    1.9e-16 is set as 1.9 × 10⁻¹⁶, and displayed formulas can be scrolled by keyboard.
     """
     html = fragment(path.read_text(encoding="utf-8"), numbers).replace(
         "<div lang=", '<div class="equation" tabindex="0" role="group" lang='

@@ -17,11 +17,11 @@ from linattn.atlas.text import Both
 from linattn.report.words import memory as amount
 
 RULES = {rule.key: rule for rule in lab.RULES}
-WIDTH = 64  # of queries and keys where only sizes are counted
+WIDTH = 64  # width of queries and keys for counts
 LENGTHS = tuple(2**n for n in range(4, 18))
 TOKENS = [Both(f"{t} {word.en}", f"{t} {word.zh}") for t, word in enumerate(sentence.SENTENCE, 1)]
 DECAYS = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
-SUBJECT = 11  # the last "loves": what it is followed by has changed
+SUBJECT = 11  # the last "loves", whose successor has changed
 
 
 def orders() -> dict[str, object]:
@@ -129,7 +129,7 @@ def pot() -> dict[str, object]:
 
 
 def sharpness() -> dict[str, object]:
-    """Chapter 3: queries made longer. Softmax gathers its weight on the best matches; a sum's weights keep their proportions."""
+    """Chapter 3: longer queries. Softmax concentrates on the best matches; weights of a sum keep their proportions."""
     stops = (1, 2, 4, 8, 16, 32)
     made = lab.inputs(WORDS, RULES["none"])
     plain = matrix(made)
@@ -153,7 +153,7 @@ BIASES = (-2.0, 0.0, 2.0, 4.0)
 
 
 def reach() -> dict[str, object]:
-    """Chapter 4: how strongly each output depends on each earlier token, by the derivative of real cells, as created."""
+    """Chapter 4: how strongly each output depends on each earlier token, by the derivatives of untrained cells."""
     plain = _dependence("rnn", None)
     gated = [_dependence("lstm", bias) for bias in BIASES]
     names = (sentence.SENTENCE, sentence.SENTENCE, 20)
@@ -176,7 +176,7 @@ def _share(found: Tensor) -> float:
 
 
 def _dependence(name: str, forget: float | None) -> Tensor:
-    """Norm of the derivative of output i by input j [T, T]: every output's every channel in one batch, and one backward pass."""
+    """Norm of the derivative of output i by input j [T, T]: all outputs and channels in one batch and one backward pass."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(sentence.SEED)
         mixer = linattn.mixers.create(name, dim=sentence.DIM).double()
@@ -205,7 +205,7 @@ def retention() -> dict[str, object]:
 
 
 def gates() -> dict[str, object]:
-    """Chapter 5: remainder of token j at token i: a power, a product of the words' own numbers, and one such product a channel."""
+    """Chapter 5: decay of token j at token i: a power, a data-dependent product per head, and one per channel."""
     one = torch.ones(1, 12, 1, 1, dtype=torch.float64)
     kinds: dict[str, list[Tensor]] = {"constant": [], "head": [], "channel": []}
     for d in DECAYS:
@@ -290,11 +290,11 @@ def _mixed(name: str, order: tuple[int, ...]) -> Tensor:
 
 
 CHUNKS = (1, 2, 3, 4, 6, 12)
-NARROW = 2  # of keys, so that a block of six tokens has a rank worth seeing
+NARROW = 2  # channels of keys, so that a block of six tokens is of low rank
 
 
 def chunks() -> dict[str, object]:
-    """Chapter 7: one masked square cut into chunks, computed as squares inside and through the state between them."""
+    """Chapter 7: one masked square cut into chunks, computed quadratically inside and through the state between them."""
     made = _narrow()
     square = matrix(made)
     same = torch.arange(12)
@@ -350,7 +350,7 @@ BONUSES = (0.0, 0.5, 1.0, 2.0)
 
 
 def bonus() -> dict[str, object]:
-    """Chapter 8: RWKV's own weight for the token that is being read, before it enters the state."""
+    """Chapter 8: RWKV's separate weight for the current token, before it enters the state."""
     made = lab.inputs(WORDS, RULES["channel"])
     now = made["q"]
     squares = [causal(matrix({**made, "k": now, "bonus": torch.full((1, lab.SIZE), u, dtype=torch.float64)})) for u in BONUSES]
@@ -366,7 +366,7 @@ AFTER = ("none", "constant", "head", "channel", "delta", "gated_delta", "kda", "
 
 
 def after() -> dict[str, object]:
-    """Chapter 8: the whole line of rules at the last "loves"."""
+    """Chapter 8: all rules at the last "loves"."""
     made = memory(
         [(RULES[key].name, lab.inputs(WORDS, RULES[key])) for key in AFTER], ("rule", Both("rule", "规则")), SUBJECT, AFTER.index("delta")
     )

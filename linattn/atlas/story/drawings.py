@@ -1,7 +1,7 @@
 """Drawings of the story: cells from the registry's specifications, and cells of older and wider systems.
 
-All cells have the skeleton of :mod:`linattn.atlas.cell`: the memory runs from left to right, what enters comes from below. Shapes are those
-of the mixers that the library makes of the width :data:`sentence.DIM`.
+All cells have the layout of :mod:`linattn.atlas.cell`: the state runs from left to right, inputs come from below. Shapes are those
+of the library's mixers of width :data:`sentence.DIM`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from linattn.atlas.svg import box, drawing, node, text, wire
 from linattn.atlas.text import Both, labelled
 
 BROAD, TALL = 820, 360  # the widths of rows of boxes: on wide screens and on phones
-FLOOR, HALF = 318, 59  # where the inputs of gates stand, and half of a box in a row
+FLOOR, HALF = 318, 59  # position of the gates' inputs, and half the width of a box in a row
 
 
 def framed(svg: str) -> str:
@@ -47,7 +47,7 @@ def rnn() -> str:
 
 
 def lstm() -> str:
-    """Draw an LSTM: the line of the cell, and three gates that read the last output."""
+    """Draw an LSTM: the cell state, and three gates that read the last output."""
     d = sentence.DIM
     shape = f"[1, {d}]"
     gates = ((FADE, "f_t", "decay", LINE + 16), (WRITE - 90, "i_t", "k", 161), (WRITE + 10, "c̃_t", "v", 161), (AFTER + 10, "g_t", "q", 0))
@@ -87,7 +87,7 @@ def _fed(gates: Sequence[tuple[float, str, str, float]]) -> list[str]:
 
 
 def system(selective: bool) -> str:
-    """Draw a state-space model of one channel; in a selective one the token sets its step, its input and its output."""
+    """Draw a state-space model of one channel; in a selective one, step, input and output are data-dependent."""
     inner, n = inspect_mixer("mamba").shapes["h"]
     fade, b, c = ("e^{ΔₜA}", "Δ_tB_t", "C_t") if selective else ("e^{ΔA}", "B̄", "C")
     state = f"[{n}]"
@@ -118,7 +118,7 @@ def system(selective: bool) -> str:
     return drawing(WIDE, 336 if selective else 252, parts, label, "cell")
 
 
-Part = tuple[str | Both, str, str]  # its name, the shape of what leaves it, its colour
+Part = tuple[str | Both, str, str]  # name, shape of the output, colour
 
 
 def mamba_block() -> str:
@@ -175,7 +175,9 @@ def h3_block() -> str:
 
 
 def _block(above: Sequence[Part], below: Sequence[Part], outside: str, label: Both, output: str = "y W_o") -> str:
-    """Draw two paths from x to ``output`` that meet in a product: boxes with the shapes of their outputs, for wide screens and for phones."""
+    """Draw two paths from x to ``output`` that meet in a product: boxes with the shapes of their outputs, for wide screens and for
+    phones.
+    """
     return _across(above, below, outside, label, output) + _down(above, below, outside, label, output)
 
 
@@ -229,7 +231,7 @@ def duality() -> str:
 
 
 def _overlap(size: tuple[int, int], places: Sequence[tuple[int, int]], frames: Sequence[tuple[int, int, int, int]], kind: str) -> str:
-    """Draw two overlapping ``frames`` (x, y, width, height), and at ``places`` what lies in the first, in both and in the second."""
+    """Draw two overlapping ``frames`` (x, y, width, height), and at ``places`` the content of the first, of both and of the second."""
     said = (
         (Both("state-space models", "状态空间模型"), Both("S4, Mamba: any decay", "S4、Mamba：任意的衰减"), "state"),
         (Both("SSD", "SSD"), Both("one decay per head: Mamba-2", "每个头一个衰减：Mamba-2"), "decay"),

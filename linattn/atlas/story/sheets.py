@@ -23,7 +23,7 @@ def control(name: str, label: Both, shows: Sequence[Both | str], start: int = 0)
 
 def sheet(key: str, name: Both, values: Sequence[Tensor], rows: Sequence[Both | str] | None = None, cols: Sequence[Both | str] | None = None,
           cell: int = 22) -> dict[str, object]:  # fmt: skip
-    """Sheet of one matrix, or one for each stop; NaN is no cell."""
+    """Sheet of one matrix, or one for each stop; NaN means no cell."""
     scale = max(v.nan_to_num().abs().max().item() for v in values)
     made: dict[str, object] = {"key": key, "name": name._asdict(), "values": [rounded(_cells(v)) for v in values], "cell": cell}
     for which, names in (("rowNames", rows), ("colNames", cols)):
@@ -61,7 +61,7 @@ def distance(a: Tensor, b: Tensor) -> float:
 def memory(
     variants: Sequence[tuple[Both | str, Mapping[str, object]]], slider: tuple[str, Both] | None = None, start: int = 11, variant: int = 0
 ) -> dict[str, object]:
-    """States and outputs of the running sentence for each of ``variants``: its name, and the arguments of the op."""
+    """States and outputs of the running sentence for each of ``variants``: name and arguments of the op."""
     known = lab.vocabulary()
     runs = [lab.run(dict(made)) for _, made in variants]
     recalled = [lab.recalled(run.outputs, [word.en for word in known]) for run in runs]

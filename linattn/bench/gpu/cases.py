@@ -28,10 +28,10 @@ FAMILIES = {
 PER_HEAD = ("head", "gated_delta")
 SCANS = ("scan", "selective_scan")  # over H · D channels
 STATES = 16  # of a channel of the selective scan
-STEPS = ("head", "channel", "delta", "gated_delta", "kda", "erase")  # what is timed one token at a time
+STEPS = ("head", "channel", "delta", "gated_delta", "kda", "erase")  # kinds timed in single-token steps
 PASSES = ("forward", "forward+backward")
 DECODE = ("decode", "decode eager")  # one token with a float32 state, in a CUDA graph and without
-GRAPHED = ("forward in a graph", "forward+backward in a graph")  # without the host, whose launches take longer than short kernels
+GRAPHED = ("forward in a graph", "forward+backward in a graph")  # without launch overhead, which exceeds the time of short kernels
 FIRST = "first call"  # forward and backward of a fresh process, with an empty compiler cache and with its own
 MODES = (*PASSES, *GRAPHED, *DECODE, FIRST)
 DECAY = -0.05  # mean natural logarithm
@@ -60,13 +60,13 @@ class Shape:
 
 FIRST_SHAPE = Shape(1, 32768, 16, 128)
 SHAPES = (FIRST_SHAPE, Shape(8, 4096, 16, 128), Shape(1, 8192, 64, 128), Shape(4, 2048, 16, 128), Shape(8, 1024, 8, 64))
-SHORT = SHAPES[3:]  # whose passes take a few tens of microseconds
+SHORT = SHAPES[3:]  # shapes whose passes take tens of microseconds
 SMALL_HEADS = Shape(1, 32768, 32, 64)  # RWKV-7's own head size
-START_SHAPE = replace(FIRST_SHAPE, T=4096)  # of the first call, which compiles the same for any T
+START_SHAPE = replace(FIRST_SHAPE, T=4096)  # shape of the first call, whose compilation does not depend on T
 DECODE_SHAPES = (Shape(64, 1, 16, 128), Shape(256, 1, 16, 128))
-LENGTHS = tuple(Shape(1, 1 << n, 16, 128) for n in (12, 14, 16, 18, 20))  # show whether the time is linear in T
+LENGTHS = tuple(Shape(1, 1 << n, 16, 128) for n in (12, 14, 16, 18, 20))  # to check that time is linear in T
 SWEEP = (-0.001, -1.0, -5.0)
-TINY = (Shape(1, 64, 2, 16), Shape(2, 32, 2, 16))  # for a machine without a GPU, to check that everything runs
+TINY = (Shape(1, 64, 2, 16), Shape(2, 32, 2, 16))  # for tests without a GPU
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ FLA_MODELS = ("flash-linear-attention==0.6.0", *FLA)
 FLASH_QLA = (
     "flash-qla==0.1.3", "tilelang==0.1.15", "apache-tvm-ffi==0.1.12", "torch-c-dlpack-ext==0.1.5", "z3-solver==4.15.4", "cloudpickle==3.1.3"
 )  # fmt: skip
-UNPACKED = {"fla": FLA, "flash-qla": FLASH_QLA}  # libraries that are used from unpacked wheels, the first one's version counts
+UNPACKED = {"fla": FLA, "flash-qla": FLASH_QLA}  # libraries used from unpacked wheels; the version is the first one's
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _flash_qla(case: Case) -> Run | None:
     return FLASH_QLA_CALL.load() if takes("flash-qla", case) else None
 
 
-# By name: a function that returns the call of a case, None if the library has none. It runs in the library's own process.
+# name -> function that returns the call of a case, None if the library has none; runs in the library's own process
 LIBRARIES: dict[str, Callable[[Case], Run | None]] = {
     "linattn": _linattn, "torch": _torch, "fla": _fla, "mamba-ssm": _mamba, "flash-qla": _flash_qla
 }  # fmt: skip
@@ -149,7 +149,7 @@ def same(library: str, case: Case) -> bool:
 
 
 def laid_out(library: str, case: Case, x: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy ``x`` to the memory layout of ``library``: mamba-ssm's scan has time last, and would copy other layouts."""
+    """Copy ``x`` to the memory layout of ``library``: mamba-ssm's scan has time last and copies other layouts."""
     if library != "mamba-ssm" or case.family != "selective_scan":
         return x
     return {name: t if name == "A" else t.transpose(1, 2).contiguous().transpose(1, 2) for name, t in x.items()}

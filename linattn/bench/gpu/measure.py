@@ -65,7 +65,7 @@ def _figure(library: str, case: Case, device: str, seconds: float, check: bool) 
 
 
 def _step(run: libraries.Run, x: dict[str, Tensor], mode: str) -> Callable[[], object]:
-    """Step that is timed. The incoming gradient is made beforehand; a constant decay gets none."""
+    """Step to time. The incoming gradient is made beforehand; a constant decay gets none."""
     if "backward" not in mode:
 
         def once() -> object:
@@ -89,10 +89,10 @@ def _difference(run: libraries.Run, x: dict[str, Tensor]) -> float | None:
 
 
 def first_call(library: str, case: Case, device: str) -> float:
-    """Milliseconds of the first forward and backward in this process, the loading of kernels and tuners included."""
+    """Milliseconds of the first forward and backward in this process, including the loading of kernels and tuners."""
     x = tensors(case, device, 0)
     if device == "cuda":
-        torch.cuda.synchronize()  # exclude the creation of the device's context
+        torch.cuda.synchronize()  # excludes the creation of the device's context
     start = time.perf_counter()
     _step(_loaded(library, case), x, "forward+backward")()
     if device == "cuda":

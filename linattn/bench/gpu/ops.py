@@ -1,7 +1,7 @@
 """Command ``linattn bench ops`` on a GPU: every kind of recurrence beside other libraries' calls, on one card in one run.
 
-A row is one :class:`~linattn.bench.gpu.cases.Case` of one library. A refusal, and a process that crashes or
-hangs, is a row as well: it never ends the run.
+A row is one :class:`~linattn.bench.gpu.cases.Case` of one library. A refusal, a crash and a
+timeout are rows too and never end the run.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from linattn.bench.gpu.record import Record, about
 from linattn.bench.gpu.worker import Failure, Worker
 
 KEY = ("library", "family", "shape", "mode", "decay", "decay_dtype")
-TIMEOUT = 240.0  # seconds of one figure, its compilation included
-COMPILING = {"FLA_CACHE_RESULTS": "0"}  # a choice made while other processes run would be a bad one
+TIMEOUT = 240.0  # seconds of one figure, including compilation
+COMPILING = {"FLA_CACHE_RESULTS": "0"}  # no tuning results from parallel compilation
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Request:
 def run(request: Request, *, device: str = "cuda", out: Path | None = None) -> None:
     """Measure the cases of ``request``, report each figure, and add them to ``out`` (JSON, or a folder for it) if given."""
     if request.peers:
-        request = replace(request, peers=tuple(name.replace("_", "-") for name in request.peers))  # as modules are named, too
+        request = replace(request, peers=tuple(name.replace("_", "-") for name in request.peers))  # accepts names of modules too
     request.check()
     facts = about(device)
     session = Session(request, device)
@@ -112,7 +112,7 @@ class Session:
         self._compile(turns)
         with ExitStack() as stack:
             workers = {name: stack.enter_context(Worker(self.folders[name])) for name in self.versions}
-            broken: set[str] = set()  # families that our kernels cannot run, so peers have nothing to be compared with
+            broken: set[str] = set()  # families that our kernels cannot run, so peers are skipped
             for i, (case, name) in enumerate(turns):
                 if self.left() <= 0:
                     self.say(f"{len(turns) - i} figures are missing: {self.request.seconds:.0f} s are over")

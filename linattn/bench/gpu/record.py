@@ -1,4 +1,4 @@
-"""Record of one card's figures, in one JSON file that several runs add to."""
+"""Record of one card's figures, in one JSON file to which several runs add."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVERY = 3.0  # seconds between writes, at most lost when a run is killed
 
 
 class Record:
-    """Rows by key: a new figure replaces the old one of the same key, the others stay. A context manager that writes at its end."""
+    """Rows by key: a new figure replaces the old one of the same key, the others stay. A context manager that writes at exit."""
 
     def __init__(self, path: Path | None, key: tuple[str, ...], about: dict[str, Any]) -> None:
         self.path, self.key, self.written = path, key, 0.0

@@ -1,4 +1,4 @@
-"""Timing: the median of a call whose inputs are not in the cache, and its memory besides its arguments."""
+"""Timing: the median of calls with cold inputs, and memory beyond the arguments."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 Step = Callable[[], object]
-L2_TIMES = 4  # the inputs that calls rotate through are so many times as large as the cache
+L2_TIMES = 4  # total size of rotating inputs, as a multiple of the cache
 
 
 def copies(nbytes: int, device: str) -> int:
-    """Number of input sets of ``nbytes`` bytes for which none is still in the L2 at its next turn."""
+    """Number of input sets of ``nbytes`` bytes so that none is in the L2 when reused."""
     if device != "cuda":
         return 1
     cache = torch.cuda.get_device_properties(0).L2_cache_size
@@ -21,15 +21,15 @@ def copies(nbytes: int, device: str) -> int:
 
 
 def milliseconds(steps: Sequence[Step], device: str, seconds: float) -> float:
-    """Median milliseconds of calls that take turns with ``steps``, over about ``seconds``."""
+    """Median milliseconds of calls that rotate through ``steps``, over about ``seconds``."""
     clock = _events if device == "cuda" else _wall
-    clock(steps, 2)  # compiles, allocates
+    clock(steps, 2)  # warm-up: compiles, allocates
     times = clock(steps, 3)
     each = max(statistics.median(times), 1e-3)
     if sum(times) > 4 * seconds * 1e3:
         return each
     count = int(min(max(seconds * 1e3 / each, 5), 500))
-    clock(steps, min(count, max(1, int(20 / each))))  # brings the clock rates up
+    clock(steps, min(count, max(1, int(20 / each))))  # raises the clock rate
     return statistics.median(clock(steps, count))
 
 
@@ -55,7 +55,7 @@ def _wall(steps: Sequence[Step], count: int) -> list[float]:
 
 
 def graph_milliseconds(steps: Sequence[Step], seconds: float) -> float:
-    """Milliseconds of one of ``steps`` when all of them are one CUDA graph, without launch costs."""
+    """Milliseconds of one of ``steps`` when all of them are one CUDA graph, without launch overhead."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -64,7 +64,7 @@ def graph_milliseconds(steps: Sequence[Step], seconds: float) -> float:
                 step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    kept = []  # what a call returns must not be freed while others are captured, or they would share its cached memory
+    kept = []  # results stay alive during the capture, or later calls would reuse their memory
     with torch.cuda.graph(graph):
         for step in steps:
             kept.append(step())  # noqa: PERF401  (a comprehension would hide the capture)

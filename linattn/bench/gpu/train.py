@@ -31,9 +31,9 @@ MODELS = {
     "transformers": ("llama",),
     "fla": ("gla", "delta_net", "gated_deltanet"),
 }
-OPTIONS = {"gated_deltanet": {"heads": 8}}  # of our mixers that are not measured with their defaults
+OPTIONS = {"gated_deltanet": {"heads": 8}}  # options other than the mixers' defaults
 TIMEOUT = 600.0
-WARM = ("fla",)  # its first step tunes for minutes, so it keeps what it has compiled; `empty_cache` says so in the row
+WARM = ("fla",)  # tunes for minutes, so it keeps its compiler cache, as `empty_cache` in the row says
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _turns(models: tuple[str, ...], peers: tuple[str, ...] | None, quick: bool) 
         for model in names
         if not models or model in models
         for compiled in (False, True)
-        if not (compiled and (quick or library == "fla"))  # its ops disable the compiler
+        if not (compiled and (quick or library == "fla"))  # fla's ops disable the compiler
     ]
 
 

@@ -1,7 +1,7 @@
-"""Worker process for each library, which contains a crash, a hang or an unwanted import.
+"""Worker process for each library, which isolates crashes, hangs and imports.
 
-Processes are forked from a server that has imported torch and never used a GPU, so that a new one costs little and is
-as independent as one that was started by hand.
+Processes are forked from a server that has imported torch and never used a GPU, so that a new one starts quickly and is
+as independent as one started separately.
 """
 
 from __future__ import annotations
@@ -93,13 +93,13 @@ def _run(function: Callable, arguments: tuple) -> tuple[str | None, Any, bool]:
 
     try:
         return None, function(*arguments), True
-    except Exception as error:  # any exception of another library is the result of its case
+    except Exception as error:  # any exception of another library is its case's result
         refused = isinstance(error, (RuntimeError, ValueError, AssertionError))
         kind = "out of memory" if isinstance(error, torch.OutOfMemoryError) else "refuses" if refused else "fails"
         message = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
     try:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-    except RuntimeError:  # after a failed kernel every later operation of this process on the device fails
+    except RuntimeError:  # after a failed kernel this process can no longer use the device
         return "crashed", message, False
     return kind, message, True

@@ -41,7 +41,7 @@ def blocks(ours: LMConfig) -> int:
 def transformers_config(model_type: str) -> Callable[[dict[str, Any]], Any]:
     """Config class of transformers' ``model_type``, which completes a ``config.json``.
 
-    ``AutoConfig`` is not used: other imported packages (fla, for one, for Mamba) register their own classes there.
+    ``AutoConfig`` is not used: other imported packages (such as fla, for Mamba) register their own classes there.
     """
 
     def complete(content: dict[str, Any]) -> Any:

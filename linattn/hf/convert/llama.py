@@ -231,7 +231,7 @@ def _refused(_: LMConfig) -> dict[str, Any]:
 
 
 _PART = r"(model\.)?"
-# The text part alone of Gemma3ForConditionalGeneration: the vision tower and its projection are passed over.
+# The text part of Gemma3ForConditionalGeneration; the vision tower and its projection are ignored.
 FAMILIES["gemma3"] = replace(
     FAMILIES["gemma3_text"],
     model_type="gemma3",

@@ -44,9 +44,9 @@ class Family:
     ``fields`` converts the published config to fields of LMConfig, ``config`` does the reverse, and ``weights`` returns the lines;
     the first two raise ValueError for what the other side cannot express. ``config_of`` completes a ``config.json`` with the
     defaults that it leaves out. ``tied`` are the published names of the embedding and the head; a checkpoint whose config ties them
-    may hold both or the first alone. If ``ties`` is False a published checkpoint has both, regardless of its config.
+    may hold both or only the first. If ``ties`` is False a published checkpoint has both, regardless of its config.
     ``aliases`` are patterns in the names of older or newer checkpoints, with their replacement in the names of the lines. Weights
-    whose names match ``ignored`` are passed over, as the published implementation does.
+    whose names match ``ignored`` are skipped, as in the published implementation.
     """
 
     model_type: str

@@ -23,7 +23,7 @@ _on: list[FlaPatch] = []  # the active patch, if any
 
 
 class FlaPatch:
-    """Record of :func:`patch_fla`; as a context manager it is undone at the end.
+    """Record of :func:`patch_fla`; a context manager that undoes it at the end.
 
     Attributes:
         names: patched functions of ``fla.ops``.

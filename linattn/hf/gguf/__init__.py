@@ -1,4 +1,4 @@
-"""GGUF files of llama.cpp: their models, weights and tokenizers. Quantised weights are made floats by the ``gguf`` package."""
+"""GGUF files of llama.cpp: their models, weights and tokenizers. Quantised weights are dequantised by the ``gguf`` package."""
 
 from linattn.hf.gguf.file import SUFFIX as SUFFIX
 from linattn.hf.gguf.file import GGUFFile as GGUFFile

@@ -60,7 +60,7 @@ class GGUFFile:
             raise ValueError(f"{path} is damaged, cut short or no GGUF file that is read: {error}") from None
 
     def tensor(self, name: str) -> Tensor:
-        """Read a tensor: F16 and BF16 as they are, every other as float32."""
+        """Read a tensor: F16 and BF16 unchanged, every other as float32."""
         stored = self.tensors[name]
         data = self._bytes[stored.start : stored.start + stored.nbytes]
         if stored.kind in _PLAIN:

@@ -33,7 +33,7 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 class _Architecture:
     """Model type of transformers, names of a block's tensors there, and how tensors and config differ from it.
 
-    ``permuted``: the rows of queries and keys lie as pairs of neighbours. ``centred``: norms have 1 added to their weight.
+    ``permuted``: the rows of queries and keys are interleaved pairs. ``centred``: norms have 1 added to their weight.
     """
 
     model_type: str
@@ -164,7 +164,7 @@ def _positions(metadata: _Metadata, file: GGUFFile) -> dict[str, Any]:
         "layer_types": ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)],
         "sliding_window": metadata.count("attention.sliding_window"),
         "final_logit_softcapping": metadata.get("final_logit_softcapping"),
-        # The files lack it. Of all published sizes only that of 62 layers has another value than the size of a head.
+        # Not in the files. Of all published sizes only that of 62 layers differs from the size of a head.
         "query_pre_attn_scalar": metadata.count("embedding_length") // metadata.count("attention.head_count") if layers == 62 else size,
     }
 
@@ -221,7 +221,7 @@ class _GGUFWeights(Weights):
         found = re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", there) if self._architecture.permuted else None
         if found is None:
             return t
-        return t.unflatten(0, (self._heads[found[1]], -1, 2)).transpose(1, 2).flatten(0, 2)  # pairs of neighbours -> two halves
+        return t.unflatten(0, (self._heads[found[1]], -1, 2)).transpose(1, 2).flatten(0, 2)  # interleaved pairs -> two halves
 
 
 class _SSMWeights(Weights):

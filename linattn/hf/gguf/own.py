@@ -1,6 +1,6 @@
 """Families of GGUF files that are read as models of this library: the config, and the tensors under our names.
 
-The inverse of :mod:`linattn.hf.gguf.families`. Names and shapes are compared with what would be written for the config, before a tensor is
+The inverse of :mod:`linattn.hf.gguf.families`. Names and shapes are compared with those written for the config before a tensor is
 read.
 """
 
@@ -18,7 +18,7 @@ from linattn.hf.gguf import families, kimi, minimax, qwen
 from linattn.hf.gguf.file import GGUFFile
 from linattn.models import LMConfig
 
-Read = Callable[[str], Tensor]  # tensor of the file by its name
+Read = Callable[[str], Tensor]  # name -> tensor of the file
 Named = tuple[str, Tensor]
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-SPACE = "\u2581"  # stands for a blank
+SPACE = "\u2581"  # represents a blank
 
 
 def merges_of(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
-    """Pairs of pieces that join to another piece, the piece of the highest score first.
+    """Pairs of pieces that merge to another piece, highest score first.
 
     SentencePiece joins the neighbours whose piece has the highest score (arXiv 1808.06226); as merges in this order a text has the same
     tokens.
@@ -28,7 +28,7 @@ def tokenizer_of_pieces(tokens: list[str], scores: list[float], unknown: str | N
         tokens: the pieces by number.
         scores: score of each.
         unknown: the piece for what cannot be encoded.
-        prefix: put a blank before the text, so that a first word has the pieces of a later one.
+        prefix: prepend a blank to the text, so that the first word has the pieces of a later one.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers
 

@@ -47,7 +47,7 @@ def metadata(ours: LMConfig) -> dict[str, Any]:
 
 
 def tensors(ours: LMConfig, w: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors by name. Queries and gates, β and decays are interleaved by head as in published files; norm weights include the 1."""
+    """Tensors by name. Queries and gates, β and decays are interleaved by head as in published files; norm weights include the added 1."""
     published: dict[str, Tensor] = {}
     for line in family("qwen3_next").lines(ours):
         published |= zip(line.theirs, line.write([w[name] for name in line.ours]), strict=True)

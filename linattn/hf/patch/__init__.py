@@ -1,7 +1,7 @@
 """Patch of transformers' own models to use our ops: their functions are replaced, module by module, and restored exactly.
 
 Functions that a family's modeling module calls are globals of that module, and its mixer's forward is a method of a class: both are
-exchanged while a patch is on, for models made before and after. No weight is touched and no package is imitated.
+exchanged while a patch is on, for models made before and after. Weights are unchanged, and no package is faked.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from linattn.ops.inputs import Backend
 
 _GROUPS = (delta, mamba, mamba2, rwkv)
 FAMILIES: dict[str, Family] = {name: family for group in _GROUPS for name, family in group.FAMILIES.items()}
-_patched: dict[str, Patch] = {}  # folder: what is on there
+_patched: dict[str, Patch] = {}  # folder: its active patch
 _lock = RLock()  # a second thread that patches the same family is refused, because each would save the other's replacement
 
 
 class Patch:
-    """Record of :func:`patch_transformers`; as a context manager it is undone at the end.
+    """Record of :func:`patch_transformers`; a context manager that undoes it at the end.
 
     Attributes:
         families: the patched model types.
         calls: number of runs of each of our ops for transformers since, by its name (of tokens decoded one by one ``recurrent_step_``,
-            ``selective_step_`` or ``wkv_step``); calls inside of compiled graphs are not counted.
+            ``selective_step_`` or ``wkv_step``); calls in compiled graphs are not counted.
         replaced: ``(owner, attribute, old value, new value)`` of every replacement, empty once undone.
     """
 

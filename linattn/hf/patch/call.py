@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.hf.cache import name_of_cache, pop_cache
-from linattn.hf.packing import ENDS, PACKED, begun_again, borders, breaks, positions
+from linattn.hf.packing import ENDS, PACKED, borders, breaks, positions, restarts
 from linattn.ops.checks import packed_lengths
 from linattn.ops.convolution_step import step_
 from linattn.ops.gated import gated
@@ -28,7 +28,7 @@ from linattn.ops.short_convolution import short_convolution
 
 OURS = "cu_seqlens"  # names of PACKED here and in fla
 _SWISH = ("silu", "swish")
-_FEW = 2**14  # numbers up to which torch's operations are faster than a call of the kernel
+_FEW = 2**14  # numel up to which torch's operations are faster than a kernel call
 Replacement = tuple[Any, str, Any]  # owner, attribute, replacement
 
 
@@ -125,7 +125,7 @@ def in_place(run: Callable, state: Tensor, x: Tensor, *args: Any, **kwargs: Any)
 
 def padding(attention_mask: Tensor | None, tokens: int) -> Tensor | None:
     """Mask [B, T] of the last ``tokens`` of a mask [B, ...], True for real tokens; None if all are known to be real."""
-    if not isinstance(attention_mask, Tensor) or attention_mask.ndim != 2 or tokens == 1:  # a token that is decoded alone is never padding
+    if not isinstance(attention_mask, Tensor) or attention_mask.ndim != 2 or tokens == 1:  # a single decoded token is never padding
         return None
     real = attention_mask[:, -tokens:].bool()
     if real.device.type == "cpu" and not torch.compiler.is_compiling() and bool(real.all()):
@@ -145,7 +145,7 @@ def packing(given: dict[str, Any], like: Tensor) -> Tensor | None:
     return None
 
 
-def positions_begun_again(given: dict[str, Any], batch: int, tokens: int) -> Tensor | None:
+def restarting_positions(given: dict[str, Any], batch: int, tokens: int) -> Tensor | None:
     """Borders ``cu_seqlens`` of one row whose positions restart, or None.
 
     Several such rows are refused, because layers would treat each as one sequence.
@@ -159,7 +159,7 @@ def positions_begun_again(given: dict[str, Any], batch: int, tokens: int) -> Ten
         return None
     # multi-axis positions also describe images, where they repeat and jump
     starts = breaks(rows) if position_ids.ndim == 2 else (rows.diff() < 0) | (rows[:, 1:] == 0)
-    cu = begun_again(starts, mask)
+    cu = restarts(starts, mask)
     return cu if cu is None else _of_one_row(cu, batch)
 
 
@@ -217,7 +217,7 @@ def model_forward(original: Callable, lost: tuple[str, ...] = ()) -> Callable:
             return original(self, *args, **kwargs)  # raises the error
         batch, tokens = x.shape[:2]
         outer, cu = current(), packing(given, x)
-        cu = positions_begun_again(given, batch, tokens) if cu is None else cu
+        cu = restarting_positions(given, batch, tokens) if cu is None else cu
         cu = outer.cu_seqlens if cu is None else cu
         real = padding(given.get("attention_mask"), tokens) if "padding" in lost else None
         real = outer.real if real is None else real

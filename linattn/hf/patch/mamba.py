@@ -47,10 +47,10 @@ class _Linear(NamedTuple):
 
 
 class _Frozen:
-    """Mixer whose map to time steps needs no gradients.
+    """Mixer whose projection to time steps is detached.
 
-    The map is multiplied with a batch from the left. For a weight that requires gradients torch computes such a product in another
-    layout and copies it, even when no gradients are recorded.
+    In a batched product with the weight on the left torch chooses another layout, and copies, if the weight requires gradients, even
+    when none are recorded.
     """
 
     def __init__(self, mixer: nn.Module) -> None:

@@ -1,3 +1,3 @@
-"""Softmax attention and its relatives, which keep every token."""
+"""Softmax attention and its variants, whose state keeps every token."""
 
-FAMILY = "softmax attention"  # of the mixers here that name none themselves
+FAMILY = "softmax attention"  # default of the mixers of this package

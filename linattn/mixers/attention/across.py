@@ -1,4 +1,4 @@
-"""Base of attention to a context: its keys and values are kept, and its padding is masked."""
+"""Base of cross attention: keys and values of the context are cached, its padding is masked."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Across(CrossMixer):
             real = torch.ones(k.shape[:2], dtype=torch.bool, device=k.device)
         for name, t in (("k", k), ("v", v), ("real", real)):
             call.keep(name, t)
-        return self.attend_context(r.q, k, v, real | ~real.any(1, keepdim=True))  # at zeros, where a context has no tokens
+        return self.attend_context(r.q, k, v, real | ~real.any(1, keepdim=True))  # an empty context is padded with a zero
 
     def attend_context(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
         """Attention of queries q [B, Tq, H, K] to k [B, T, H, K] and v [B, T, H, V] where ``seen`` [B, T]: [B, Tq, H, V].
 
-        The weights are kept for the gradient, in float32 at least. Torch's fused attention forms them again there, as
-        exp(score - log of the sum), and nothing bounds the scores of features as they are: from about 1e9 on, two roundings of one
-        score lie more than 88 apart, and that exponential is infinite.
+        The weights are saved for backward, in float32 at least. Torch's fused attention recomputes them as exp(score - logsumexp), but
+        scores of raw features are unbounded: from about 1e9 on two roundings of a score differ by more than 88, and that exponential
+        overflows.
         """
         means = []
         with no_autocast(q):

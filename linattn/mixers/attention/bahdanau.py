@@ -32,7 +32,7 @@ class Bahdanau(Across):
 
     Args:
         dim: width D of the model.
-        hidden: channels in which both are compared; dim by default (the paper: 1000 for both).
+        hidden: channels in which tokens and context are compared; dim by default (the paper: 1000 for both).
     """
 
     def __init__(self, dim: int, hidden: int | None = None) -> None:

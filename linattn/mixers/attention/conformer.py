@@ -12,7 +12,7 @@ from linattn.mixers.context import CallContext
 from linattn.mixers.parts import head_size, to_float32
 from linattn.mixers.registry import register
 
-_PIECE = 512  # queries whose scores are held at once
+_PIECE = 512  # queries per block of scores
 _BATCH_NORM = "in training its batch norm takes the mean over the real tokens of all rows"
 
 
@@ -110,7 +110,7 @@ class RelativeAttention(nn.Module):
         for start, stop in pieces(tokens, _PIECE):
             near = position[:, :, start:stop] @ distances[:, tokens - stop : 2 * tokens - 1 - start].mT  # [B, H, t, T + t - 1]
             query, key = torch.arange(stop - start, device=x.device)[:, None], torch.arange(tokens, device=x.device)
-            column = (stop - start - 1 - query + key).expand(*near.shape[:2], -1, -1)  # of the distance between query and key
+            column = (stop - start - 1 - query + key).expand(*near.shape[:2], -1, -1)  # index of the distance between query and key
             scores = (content[:, :, start:stop] @ k.mT + near.gather(3, column)) * self.size**-0.5
             scores = scores if unseen is None else scores.masked_fill(unseen, -torch.inf)
             out.append(scores.softmax(-1) @ v)
@@ -121,12 +121,12 @@ class RelativeAttention(nn.Module):
         dim, dtype = self.linear_pos.in_features, to_float32(like).dtype
         rate = 10000.0 ** (-torch.arange(0, dim, 2, dtype=dtype, device=like.device) / dim)
         angles = torch.arange(tokens - 1, -max(tokens, 1), -1, dtype=dtype, device=like.device)[:, None] * rate
-        table = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)  # sine and cosine by turns
+        table = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)  # alternating sine and cosine
         return self.linear_pos(table.to(self.linear_pos.weight.dtype)).unflatten(-1, (self.heads, -1)).transpose(0, 1)
 
 
 class Convolution(nn.Module):
-    """Gated map x W₁, a depthwise convolution to both sides, a batch norm, SiLU, W₂."""
+    """Gated map x W₁, a non-causal depthwise convolution, a batch norm, SiLU, W₂."""
 
     def __init__(self, dim: int, kernel_size: int) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Convolution(nn.Module):
 
     def forward(self, x: Tensor, valid: Tensor | None) -> Tensor:
         if not x.shape[1]:
-            return x  # convolutions refuse it
+            return x  # torch's convolution rejects an empty one
         gated = F.glu(self.pointwise_conv1(self.layer_norm(x).mT), 1)  # [B, D, T]
         gated = gated if valid is None else torch.where(valid[:, None], gated, 0.0)
         normed = self.batch_norm(self.depthwise_conv(gated).mT, valid)
@@ -147,7 +147,7 @@ class Convolution(nn.Module):
 
 
 class RealBatchNorm(nn.BatchNorm1d):
-    """Batch norm of tokens [B, T, D] with statistics of the real tokens, of which one is enough."""
+    """Batch norm of tokens [B, T, D] with statistics of the real tokens, at least one."""
 
     running_mean: Tensor
     running_var: Tensor

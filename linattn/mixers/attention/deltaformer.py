@@ -32,12 +32,12 @@ class DeltaFormer(Softmax):
     """DeltaFormer's layer. State: the cache of keys and, in place of the values, their remainders ``u`` [rows, slots, H, V], in float32.
 
     Within ``piece`` tokens u is the solution of a triangular system. Both similarities are softmax, that of the first between keys, as in
-    the paper. β goes from 0 to 1, with which u grows at most as the number of tokens; the layer of fla has no σ.
+    the paper. β is in [0, 1], so that u grows at most linearly with the number of tokens; fla's layer has no σ.
 
     Args:
         dim: width D of the model.
         heads: H; dim must be a multiple.
-        rotary: whether queries and keys are turned by their positions.
+        rotary: rotates queries and keys by position.
     """
 
     packs = False

@@ -1,4 +1,4 @@
-"""Forgetting attention (arXiv 2503.02130): softmax attention whose scores fade by a gate of every token in between."""
+"""Forgetting attention (arXiv 2503.02130): softmax attention whose scores decay by a gate of every token in between."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from linattn.mixers.registry import register
     oracle="fla-core 0.6.0, naive_forgetting_attn",
 )
 class FoX(Mixer):
-    """Attention without positions, which the gates replace. State: the cache, and the logarithmic decay of each slot so far.
+    """Attention in which gates replace positions. State: the cache, and the log decay of each slot so far.
 
     ``pro`` is the paper's larger block: keys and values mixed with the last token's by a gate per head, RMS norm on queries and
     keys, and RMS norm and a sigmoid gate on the output; without it the block is the plain one. Checked against the authors'

@@ -1,4 +1,4 @@
-"""Hard attention: every token reads the best match, the limit of softmax attention for growing score differences."""
+"""Hard attention: every token reads its best match, the limit of softmax at temperature 0."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from linattn.mixers.registry import register
     chinese={"Hard attention": "硬注意力", "softmax attention of ever larger scores": "得分不断放大的 softmax 注意力"},
 )
 class HardAttention(Weighed):
-    """Tokens that fit equally well share the weight, as in the limit. State and parameters are those of ``softmax``.
+    """Ties share the weight, as in the limit. State and parameters are those of ``softmax``.
 
-    No score has a gradient in the limit, so the gradient is that of softmax in place of the weights (straight-through estimator,
-    arXiv 1308.3432); the paper, which draws the token by chance, estimates it otherwise.
+    The limit has no gradient, so backward uses that of softmax (straight-through estimator, arXiv 1308.3432); the paper samples
+    the token and estimates the gradient by REINFORCE.
 
     Args:
         dim: width D of the model.
         heads: H; dim must be a multiple.
         causal: False lets every token read all of its sequence.
-        rotary: whether queries and keys are turned by their positions.
+        rotary: rotates queries and keys by position.
     """
 
     def weights(self, scores: Tensor) -> Tensor:

@@ -28,9 +28,9 @@ from linattn.ops.one_query import one_query
 class MLA(Softmax):
     """The attention of Kimi Linear (arXiv 2510.26692), which leaves positions to its linear layers.
 
-    A token is kept as its latent c of ``rank`` channels and ``shared`` channels of key that all heads have in common. What makes
-    keys of c is applied to the queries instead, what makes values of it to the weighted mean (section 2.1.2 of DeepSeek-V2's
-    paper), so that this is attention with one head of keys [c, x W_s] and values c: that is all the state holds.
+    The state keeps of a token its latent c of ``rank`` channels and ``shared`` key channels common to all heads. The up-projection
+    of keys is absorbed into the queries, that of values into the output (section 2.1.2 of DeepSeek-V2's
+    paper), so this is attention with one head of keys [c, x W_s] and values c.
     A head has ``head_dim`` + ``shared`` channels of query and ``value_dim`` of value; by default dim / heads, half of it and dim / heads.
     """
 
@@ -58,11 +58,11 @@ class MLA(Softmax):
         c, common = self.latent_proj(x)[:, :, None].split((self.rank, self.shared), -1)  # [B, T, 1, ...]
         c = self.norm(c)
         q = torch.cat([torch.einsum("bthk,hkc->bthc", q, self._maps(c)[0]), own], -1)  # [B, T, H, rank + shared]
-        scale = ((self.rank + self.shared) / (self.head_dim + self.shared)) ** 0.5  # what divides the scores later goes by the former
+        scale = ((self.rank + self.shared) / (self.head_dim + self.shared)) ** 0.5  # attention divides by the former
         return Recurrence(q * scale, torch.cat([c, common], -1), c)
 
     def attend_cache(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> Tensor:
-        """Attend to the keys alone, whose first channels are the values: torch's fast path needs one size for both."""
+        """Attend to a cache of keys, whose first channels are the values: torch's fast path needs equal sizes of both."""
         return one_query(q, k, k, seen, taken)[..., : v.shape[-1]]
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:

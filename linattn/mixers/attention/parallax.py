@@ -1,4 +1,4 @@
-"""Parallax (arXiv 2605.29157): softmax attention, less what a learned probe finds in the covariance of keys and values."""
+"""Parallax (arXiv 2605.29157): softmax attention minus a learned probe times the covariance of keys and values."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Probed(Recurrence):
 class Parallax(Softmax):
     """Softmax attention fits a constant around the query, this a line: o = E v - ρ Cov(k, v), both under the weights p.
 
-    Local linear attention solves for ρ; here it is a map of the token, turned by positions as the query is, but not scaled. Where ρ is
-    0 it is softmax attention. State: that of ``softmax``.
+    Local linear attention solves for ρ; here it is a projection of the token, rotated like the query, but not scaled. With ρ = 0
+    it is softmax attention. State: that of ``softmax``.
 
     Args:
         dim: width D of the model.
         heads: H; dim must be a multiple.
-        rotary: whether queries, probes and keys are turned by their positions.
+        rotary: rotates queries, probes and keys by position.
     """
 
     packs = False

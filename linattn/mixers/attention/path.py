@@ -1,6 +1,6 @@
-"""PaTH attention (arXiv 2505.16381): every token between a key and a later query applies a reflection.
+"""PaTH attention (arXiv 2505.16381): every token between a key and a later query applies a Householder-like transform.
 
-PaTH-FoX is the same with a forget gate, which makes the scores fade as well.
+PaTH-FoX has a forget gate as well, which decays the scores.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Reflected(Recurrence):
 class PaTH(Mixer):
     """w is a low-rank map of the token through a short convolution and SiLU, of unit length; β = 2 σ(x b + c).
 
-    Every token reflects all keys before it, so the state is the cache of keys as the last token left them, in float32, and
-    the values. Within ``piece`` tokens the reflections are not carried out: a triangular system gives what all of them together change.
+    Every token transforms all earlier keys, so the state is the cache of transformed keys, in float32, and the values. Within
+    ``piece`` tokens a triangular system gives the combined transform (the UT form of a product of reflections).
 
-    ``forget`` makes it PaTH-FoX: Σ log f between key and query, f = σ(x a + c) of every token and head, joins the score before
-    that is divided by √d, as in the authors' code in fla. The state then also has how much each slot has faded so far.
+    ``forget`` makes it PaTH-FoX: Σ log f between key and query, f = σ(x a + c) of every token and head, is added to the score before
+    the division by √d, as in the authors' code in fla. The state then also has the log decay of each slot so far.
     """
 
     heads_apart = ()
@@ -95,7 +95,7 @@ class PaTH(Mixer):
     def _piece(self, q: Tensor, w: Tensor, beta: Tensor, k: Tensor, first: int) -> tuple[Tensor, Tensor]:
         """Scores of the queries in the slots from ``first`` on, and the keys ``k`` [rows, H, slots, K] after them."""
         tokens, slots = q.shape[2], k.shape[2]
-        behind = torch.ones(tokens, slots, dtype=torch.bool, device=k.device).tril(first - 1)  # keys before a reflection
+        behind = torch.ones(tokens, slots, dtype=torch.bool, device=k.device).tril(first - 1)  # pairs of a key and a later reflection
         met = torch.where(behind, beta * (w @ k.mT), 0.0)  # [rows, H, tokens, slots]: projection of each key on each reflection alone
         each = torch.eye(tokens, dtype=w.dtype, device=w.device) + (beta * (w @ w.mT)).tril(-1)
         taken = torch.linalg.solve_triangular(each, met, upper=False, unitriangular=True)  # projections after the earlier reflections
@@ -107,4 +107,4 @@ class PaTH(Mixer):
     def attend_flops(self, r: Recurrence, past: int) -> int:
         batch, tokens, heads, size = r.q.shape
         pairs = tokens * past + tokens * (tokens + 1) // 2
-        return 2 * batch * heads * pairs * (3 * size + r.v.shape[3])  # a key meets a reflection, gives way to it, and meets a query
+        return 2 * batch * heads * pairs * (3 * size + r.v.shape[3])  # K by reflections, correction of K, Q by K

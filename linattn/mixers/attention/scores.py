@@ -10,7 +10,7 @@ from torch import Tensor
 from linattn.mixers.context import CallContext
 from linattn.mixers.parts import to_float32
 
-PIECE = 256  # queries whose scores are held at once
+PIECE = 256  # queries per block of scores
 
 
 def pieces(tokens: int, size: int) -> Iterator[tuple[int, int]]:
@@ -22,7 +22,7 @@ def pieces(tokens: int, size: int) -> Iterator[tuple[int, int]]:
 def cached(call: CallContext, **new: Tensor) -> tuple[dict[str, Tensor], Tensor, int]:
     """Lay out each of ``new`` [B, T, ...] with one row per sequence, after the tensors kept under its name; keeps all of them.
 
-    Also returns a mask of usable slots, [rows, slots], and the number of slots from earlier calls. Filler behind a row's own
+    Also returns a mask of usable slots, [rows, slots], and the number of slots from earlier calls. Padding behind a row's own
     tokens counts as usable: no real token comes after it. Packed sequences get T slots each.
     """
     slots, real = {}, None
@@ -46,8 +46,7 @@ def fading(gates: Tensor, faded: Tensor) -> tuple[Tensor, Tensor]:
     """Accumulate the forget gates of a block, ``gates`` [rows, queries, H] as logarithms, after the slots ``faded`` [rows, slots, H].
 
     Returns the score bias [rows, H, queries, slots + queries] and the decay of each slot after the block
-    [rows, slots + queries, H]. Summed one gate after the other from each key on, not as a difference of two long sums, which
-    would not be exact.
+    [rows, slots + queries, H]. Gates are summed from each key on; a difference of two long sums would lose digits.
     """
     queries = gates.shape[1]
     behind = torch.ones(queries, queries, dtype=torch.bool, device=gates.device).tril(-1)

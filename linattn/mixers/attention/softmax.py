@@ -19,7 +19,7 @@ from linattn.mixers.sharded import ShardedContext
 from linattn.ops.dot_product import dot_product_attention
 from linattn.ops.one_query import one_query
 
-_BLOCK = 64  # queries that share their keys under a window, at least
+_BLOCK = 64  # minimum of queries per tile under a window
 _NORMS: dict[str, type[nn.Module]] = {"zero_centered_rms": ZeroCenteredRMSNorm, "rms": RMSNorm}
 
 
@@ -42,19 +42,19 @@ _NORMS: dict[str, type[nn.Module]] = {"zero_centered_rms": ZeroCenteredRMSNorm, 
 class Softmax(Mixer):
     """Softmax attention with the cache as state: keys and values ``k``, ``v`` [rows, slots, kv_heads, K], and the mask ``valid``.
 
-    Every call appends as many slots as it brings tokens. Where rows are of different lengths, some of them are filler, which
+    Every call appends as many slots as it brings tokens. Where rows have different lengths, some slots are padding, which
     no query sees. Keys are kept rotated, so the order of the slots has no meaning. In a captured step free slots follow them,
     and ``taken`` [rows] is the number of slots in use.
 
     With a ``window`` (Longformer, arXiv 2004.05150; Mistral, arXiv 2310.06825) a token sees itself and the window - 1 before it,
     and the state holds only those: ``k``, ``v`` [rows, window - 1, kv_heads K], the latest last, zeros where there was no token.
 
-    The other options are for published models: ``head_dim`` K where it is not dim / heads; only the first ``rotated`` channels of
-    a head are turned (0: none), by frequencies with a ``scaling`` (see :mod:`linattn.mixers.rotary`); ``norm_eps`` puts RMS norms on
-    queries and keys before that, of the kind ``norm``, and ``gated`` a sigmoid gate on the output (Qwen3-Next); ``bias`` gives q, k
-    and v biases, ``out_bias`` the map behind them; ``scale`` multiplies the scores in place of K ** -0.5 (Gemma). ``conv_width`` puts
-    a short convolution and SiLU on q, k and v, as linear attentions have, so that a comparison with them is of attention alone.
-    With ``causal=False`` every token sees all of its sequence.
+    The other options are for published models: ``head_dim`` K where it is not dim / heads; only the first ``rotated`` channels of a head
+    are rotated (0: none), by frequencies with a ``scaling`` (see :mod:`linattn.mixers.rotary`); ``norm_eps`` puts RMS norms on queries
+    and keys before that, of the kind ``norm``, and ``gated`` a sigmoid gate on the output (Qwen3-Next); ``bias`` gives q, k and v
+    biases, ``out_bias`` the map behind them; ``scale`` multiplies the scores in place of K ** -0.5 (Gemma). ``conv_width`` puts a short
+    convolution and SiLU on q, k and v, as linear attentions have, so that a comparison with them is of attention alone. With
+    ``causal=False`` every token sees all of its sequence.
     """
 
     heads_apart: ClassVar[tuple[str, ...] | None] = ("short_conv: heads kv_heads kv_heads",)
@@ -127,7 +127,7 @@ class Softmax(Mixer):
 
     @property
     def growing(self) -> tuple[str, ...]:
-        own = type(self).attend is Softmax.attend  # a subclass that attends otherwise may do anything with its cache
+        own = type(self).attend is Softmax.attend  # a subclass that overrides attend may use its cache differently
         return ("k", "v", "valid") if own and self.window is None and self.causal else ()
 
     def attend_cache(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, taken: Tensor) -> Tensor:
@@ -162,8 +162,8 @@ class Softmax(Mixer):
         batch, tokens, heads, size = r.q.shape
         if not self.causal:
             return 2 * batch * heads * tokens * tokens * (size + r.v.shape[3])
-        most = past + tokens if self.window is None else self.window  # tokens that one sees
-        growing = min(max(most - past, 0), tokens)  # tokens that see one more than the last
+        most = past + tokens if self.window is None else self.window  # largest number of visible tokens
+        growing = min(max(most - past, 0), tokens)  # tokens that see one more than the token before
         pairs = growing * past + growing * (growing + 1) // 2 + (tokens - growing) * most
         return 2 * batch * heads * pairs * (size + r.v.shape[3])
 
@@ -244,7 +244,7 @@ def _apart(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
 def _softmax(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
     """Attention of q [B, T, H, K] to k, v [B, slots, Hk, ...] where ``seen`` [..., T, slots]; causal if it is None."""
     group = q.shape[2] // k.shape[2]
-    shares = group > 1 and q.device.type == "cpu"  # on a GPU torch would keep all scores where it has a mask
+    shares = group > 1 and q.device.type == "cpu"  # on a GPU torch would store all scores with a mask
     if not shares and group > 1:
         k, v = (t.repeat_interleave(group, 2) for t in (k, v))
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))

@@ -1,4 +1,4 @@
-"""Top-k attention (arXiv 1912.11637, 2106.06899): softmax over the k tokens that fit best."""
+"""Top-k attention (arXiv 1912.11637, 2106.06899): softmax over the k tokens of highest score."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from linattn.mixers.registry import register
     chinese={"Top-k attention": "Top-k 注意力", "softmax and hard attention as its limits": "两端的极限是 softmax 与硬注意力"},
 )
 class TopK(Weighed):
-    """Between hard attention, k = 1, and softmax attention, k the number of tokens. All that fit as well as the k-th best count.
+    """Between hard attention, k = 1, and softmax attention, k the number of tokens. Ties with the k-th score are included.
 
-    All scores are formed, so that time grows as for softmax. State and parameters are those of ``softmax``.
+    All scores are computed, so time grows as for softmax. State and parameters are those of ``softmax``.
 
     Args:
         dim: width D of the model.
         heads: H; dim must be a multiple.
         k: how many tokens a head reads.
         causal: False lets every token read all of its sequence.
-        rotary: whether queries and keys are turned by their positions.
+        rotary: rotates queries and keys by position.
     """
 
     def __init__(self, dim: int, heads: int = 4, *, k: int = 8, causal: bool = True, rotary: bool = True) -> None:

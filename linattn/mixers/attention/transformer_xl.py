@@ -56,14 +56,14 @@ class Slots:
 )
 class TransformerXL(Mixer):
     """The sequence is cut into segments of ``segment`` = L tokens; a token sees its own segment up to itself and the ``memory`` = M tokens
-    before it.
+    before the segment.
 
-    State: the last M + L - 1 tokens [rows, M + L - 1, D], as they entered this layer; keys and values are computed from them again.
-    The paper passes no gradient into the memory: detach the state after every segment for that. Positions enter as the
-    sinusoids of distances, by a map of their own, and by the learned vectors u and w. No norm and no residual in here.
+    State: the last M + L - 1 tokens [rows, M + L - 1, D], the inputs of this layer; keys and values are recomputed from them.
+    The paper passes no gradient into the memory: detach the state after every segment for that. Positions are projected
+    sinusoids of distances, and the learned vectors u and w. Without norm and residual.
     """
 
-    piece = PIECE  # queries whose scores are held at once
+    piece = PIECE  # queries per block of scores
 
     def __init__(self, dim: int, heads: int = 4, *, segment: int = 128, memory: int = 128) -> None:
         super().__init__(dim)
@@ -152,11 +152,11 @@ class TransformerXL(Mixer):
     chinese={"with the compressed slots as further memory": "以压缩后的槽作为额外的记忆"},
 )
 class CompressiveTransformer(TransformerXL):
-    """Transformer-XL whose tokens, when they leave the memory, are compressed ``rate`` = c to one and kept as ``slots_kept`` slots more.
+    """Transformer-XL in which tokens that leave the memory are compressed ``rate`` = c to one, into ``slots_kept`` further slots.
 
     The compression is a convolution of width and stride c, the best one of the paper. Distances count slots, as if compressed
     slots, memory and segment were one row. The paper trains the convolution by a loss of its own, on detached tokens; here the
-    gradient of the task reaches it. State: beside the memory the compressed slots, those not seen yet included.
+    gradient of the task reaches it. State: beside the memory the compressed slots, including those not yet visible.
     """
 
     def __init__(self, dim: int, heads: int = 4, *, segment: int = 128, memory: int = 128, compressed: int = 128, rate: int = 4) -> None:
@@ -164,7 +164,7 @@ class CompressiveTransformer(TransformerXL):
         if rate < 1 or segment % rate or memory % rate:
             raise ValueError(f"segment and memory must be multiples of rate, but came as {segment} and {memory} with a rate of {rate}")
         self.compressed, self.rate = compressed, rate
-        self.blocks = compressed + (memory + segment) // rate  # a block is compressed at once and seen when it left the memory
+        self.blocks = compressed + (memory + segment) // rate  # a block is compressed when complete and visible when it left the memory
         self.compress = nn.Linear(rate * dim, dim)
 
     @property
@@ -179,10 +179,10 @@ class CompressiveTransformer(TransformerXL):
 
     def slots(self, past: tuple[Past, ...], start: int, stop: int, now: Tensor) -> Slots:
         near, squeezed = super().slots(past, start, stop, now), past[0]
-        low, high = max(0, start // self.rate - 2), stop // self.rate + squeezed.before + 2  # of those that a query can reach
+        low, high = max(0, start // self.rate - 2), stop // self.rate + squeezed.before + 2  # blocks within a query's reach
         k, v = squeezed.k[:, low:high], squeezed.v[:, low:high]
         block = squeezed.first[:, None, None] + torch.arange(low, low + k.shape[1], device=now.device)  # [rows, 1, blocks]
-        border = now // self.segment * self.segment - self.memory  # the memory begins here
+        border = now // self.segment * self.segment - self.memory  # start of the memory
         back = border // self.rate - block  # [rows, queries, blocks]: slots before the memory
         seen = (block >= 0) & (back >= 1) & (back <= self.compressed)
         return Slots(

@@ -1,4 +1,4 @@
-"""Wall attention (Tilde Research, 2026): softmax attention whose keys fade channel by channel, by a gate of every token in between."""
+"""Wall attention (Tilde Research, 2026): softmax attention whose keys decay per channel, by a gate of every token in between."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from linattn.mixers.registry import register
     },
 )
 class Wall(Softmax):
-    """Gates replace positions: if all are 1 it is softmax attention without positions, and it starts near this.
+    """Gates replace positions: if all are 1, as approximately at initialisation, it is softmax attention without positions.
 
     State: the cache, whose keys are scaled by the gates up to the last token, in float32, ``k`` [rows, slots, H, K].
 
@@ -39,12 +39,12 @@ class Wall(Softmax):
     """
 
     packs = False
-    piece = 32  # tokens between which there is a decay for every pair and channel
+    piece = 32  # tokens for whose pairs a decay per channel is formed
 
     def __init__(self, dim: int, heads: int = 4) -> None:
         super().__init__(dim, heads, rotated=0)
         self.decay_proj = nn.Linear(dim, dim)
-        nn.init.constant_(self.decay_proj.bias, 8.0)  # as the authors': little fades at first
+        nn.init.constant_(self.decay_proj.bias, 8.0)  # as the authors': weak decay at first
 
     def project(self, x: Tensor, call: CallContext) -> Recurrence:
         r = super().project(x, call)
@@ -67,7 +67,7 @@ def _faded(q: Tensor, k: Tensor, new: Tensor, gates: Tensor) -> tuple[Tensor, Te
     """Scores [rows, H, T, slots + T] of a piece's queries q [rows, T, H, K] with the keys k [rows, slots, H, K] before it and its own
     ``new`` [rows, T, H, K], by ``gates`` [rows, T, H, K] in logarithms; and all keys as they stand after it.
 
-    Between two of its own tokens gates are summed one after the other, not as a difference of two sums, which would not be exact.
+    Gates between two of its own tokens are summed directly; a difference of two sums would lose digits.
     """
     tokens = q.shape[1]
     behind = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).tril(-1)

@@ -1,4 +1,4 @@
-"""Base of attentions that differ from softmax attention only in the weights that they make of the scores."""
+"""Base of attentions that differ from softmax attention only in how scores become weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from linattn.mixers.parts import to_float32
 
 
 class Weighed(Softmax):
-    """Softmax attention with other :meth:`weights`, which a subclass gives; state, positions and parameters are those of ``softmax``."""
+    """Softmax attention with :meth:`weights` of a subclass; state, positions and parameters are those of ``softmax``."""
 
     packs = False
     piece = PIECE

@@ -1,4 +1,4 @@
-"""The cross-decoder of YOCO (arXiv 2405.05254): softmax attention of several layers to one cache, which the first of them makes."""
+"""The cross-decoder of YOCO (arXiv 2405.05254): several layers of softmax attention share one cache, computed by the first."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from linattn.mixers.registry import register
     },
 )
 class YOCO(Softmax):
-    """Only the ``first`` layer of the kind in a model makes keys and values. The others attend to its cache, which is passed to them, and
-    have no state but their position.
+    """Only the ``first`` layer of the kind in a model computes keys and values. The others attend to its cache, which is passed to
+    them, and their state is only their position.
 
-    Neighbouring channels are turned together, by the frequencies of the paper's code (microsoft/unilm, YOCO): those of ``gated_retnet``,
-    the paper's other half. There keys and values have a norm of their own before the maps; here it is that of the first
-    layer's block, of which only the weight differs, and the maps can have that in them.
+    Neighbouring channels are rotated as pairs, by the frequencies of the paper's code (microsoft/unilm, YOCO), those of
+    ``gated_retnet``. There keys and values have a norm of their own before the projections; here it is the norm of the first
+    layer's block: the two differ only in the weight, which the projections can absorb.
 
     State of the first layer: ``cache`` [rows, slots, 2 kv_heads K + 1], keys, values, and 1 for real tokens.
 
@@ -46,7 +46,7 @@ class YOCO(Softmax):
         dim: width D of the model.
         heads: H; dim must be a multiple.
         kv_heads: heads of keys and values; H by default.
-        first: whether the layer makes keys and values; a model sets it.
+        first: whether the layer computes keys and values; set by a model.
     """
 
     packs = False

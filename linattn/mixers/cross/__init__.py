@@ -1,3 +1,3 @@
-"""Attention from one sequence to another: softmax, and three of its linear forms."""
+"""Cross attention: softmax, and three linear forms."""
 
 FAMILY = "kernels"

@@ -1,6 +1,6 @@
 """Linear attention to a context: the context is summed once, and every query reads the sum.
 
-The three are those among which modular linearized attention (arXiv 2304.08453) chooses beside softmax, and the Linear Transformer's.
+The feature maps are the Linear Transformer's and those that modular linearized attention (arXiv 2304.08453) chooses from beside softmax.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from linattn.mixers.registry import register
 from linattn.ops.features import elu1
 
 _PAPER = "Improving Autoregressive NLP Tasks via Modular Linearized Attention"
-_LEAST = 0.1  # denominators of the paper's code are at least this
+_LEAST = 0.1  # lower bound of denominators in the paper's code
 
 
 class CrossKernel(CrossMixer, KernelAttention):
-    """Queries of the tokens, keys and values of the context; a subclass gives ``features`` as in :class:`KernelAttention`."""
+    """Queries of the tokens, keys and values of the context; a subclass implements ``features`` as in :class:`KernelAttention`."""
 
     normalize: float | str = "return"
 
@@ -116,8 +116,8 @@ class CrossReLUAttention(CrossKernel):
 class CrossCosFormer(CrossKernel):
     """Position of a query relative to an estimated target length: ρ = ``ratio`` times the n tokens of the context.
 
-    A decoder does not know the final length, which the paper estimates so. Of positions beyond the estimate the
-    authors' code makes weights below 0; here they count as its end. What is kept beside S and z is n, ``length`` [B].
+    A decoder does not know the final length, so the paper estimates it. Positions beyond the estimate get negative weights in the
+    authors' code; here they are clamped to its end. State: S, z and n, ``length`` [B].
     """
 
     def __init__(self, dim: int, heads: int = 4, *, ratio: float = 1.0) -> None:
@@ -146,6 +146,6 @@ class CrossCosFormer(CrossKernel):
 
 
 def _turned(x: Tensor, share: Tensor) -> Tensor:
-    """x [B, T, H, K] by the sine and the cosine of ``share`` [B, T] of a right angle: [B, T, H, 2 K]."""
+    """Multiply x [B, T, H, K] by sine and cosine of ``share`` [B, T] times π / 2: [B, T, H, 2 K]."""
     angles = (math.pi / 2 * share.to(x.dtype))[..., None, None]
     return torch.cat([x * angles.sin(), x * angles.cos()], -1)

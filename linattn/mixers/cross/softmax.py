@@ -37,7 +37,7 @@ from linattn.ops.dot_product import dot_product_attention
 class CrossSoftmax(CrossMixer):
     """Keys and values of the context are its state, ``k``, ``v`` [B, T, H, K] and which of them are real, ``valid`` [B, T].
 
-    It has no positions of its own; tokens may contain theirs.
+    Without positions, which tokens may contain.
     """
 
     def __init__(self, dim: int, heads: int = 4, *, bias: bool = False) -> None:
@@ -61,7 +61,7 @@ class CrossSoftmax(CrossMixer):
         for name, value in known.items():
             call.keep(name, value)
         seen = known["valid"]
-        seen = (seen | ~seen.any(1, keepdim=True))[:, None, None]  # of nothing but padding, which is 0, all is seen: 0 comes of it
+        seen = (seen | ~seen.any(1, keepdim=True))[:, None, None]  # rows of padding alone see all of it: zeros, so the output is 0
         q, k, v = (t.transpose(1, 2) for t in (r.q, known["k"].to(r.q.dtype), known["v"].to(r.q.dtype)))
         if not k.shape[2]:
             return r.q.masked_fill(torch.ones_like(r.q, dtype=torch.bool), 0.0)  # 0, but with a gradient

@@ -1,3 +1,3 @@
-"""Linear attention whose state fades."""
+"""Linear attention with decay."""
 
 FAMILY = "linear attention with decay"

@@ -1,4 +1,4 @@
-"""Decaying fast weights (arXiv 2210.04243): rows and columns of the state each fade by a gate of their own."""
+"""Decaying fast weights (arXiv 2210.04243): rows and columns of the state each decay by a gate of their own."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class OuterDecay(Recurrence):
     chinese={"Decaying fast weights": "会衰减的快速权重"},
 )
 class DFW(Mixer):
-    """No feature map, no normaliser, no norm, no gate on the output: as in the paper, which starts from the weights of softmax attention.
+    """Without feature map, normaliser, norm and output gate, as in the paper, which starts from the weights of softmax attention.
 
-    Checked against the author's t2fw_torch (jenni-ai/T2FW, t2fw/torch.py): the token's own write is not faded, queries are not
-    scaled. The biases start at logits of numbers spread evenly over (0, 1), its ``uniform_gate_init``.
+    Checked against the author's t2fw_torch (jenni-ai/T2FW, t2fw/torch.py): a token's own write does not decay, queries are not
+    scaled, biases start as logits of numbers spread evenly over (0, 1) (``uniform_gate_init``).
     """
 
     shards = True
@@ -77,7 +77,7 @@ class DFW(Mixer):
         return o
 
     def attend_flops(self, r: Recurrence, past: int) -> int:
-        return super().attend_flops(r, past) + r.v.numel() * r.k.shape[3]  # the second factor of every entry's decay
+        return super().attend_flops(r, past) + r.v.numel() * r.k.shape[3]  # the second decay factor of every entry
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return self.o_proj(o.flatten(-2))

@@ -1,4 +1,4 @@
-"""Gated retention (YOCO, arXiv 2405.05254): RetNet whose decay each token sets for each head."""
+"""Gated retention (YOCO, arXiv 2405.05254): RetNet with a data-dependent decay per head."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from linattn.mixers.registry import register
 class GatedRetNet(Mixer):
     """Rotary queries and keys, RMS norm per head without weights, swish gate; keys and values of dim.
 
-    Checked against the paper's code (microsoft/unilm, YOCO/yoco/models/decoder/gate_retention.py): γ has one row of weights a
-    head and no bias, the frequencies are 10000^-linspace(0, 1, K / 2), neighbouring channels turn together.
+    Checked against the paper's code (microsoft/unilm, YOCO/yoco/models/decoder/gate_retention.py): γ has one row of weights a head and
+    no bias, the frequencies are 10000^-linspace(0, 1, K / 2), neighbouring channels rotate as pairs.
     """
 
     heads_apart = ()

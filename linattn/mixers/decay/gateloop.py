@@ -28,8 +28,8 @@ from linattn.ops import diagonal_scan
     chinese={"the paper's recurrence in complex numbers": "论文的复数递推"},
 )
 class GateLoop(Mixer):
-    """The complex decay without complex numbers: queries and keys are turned by the sum of all angles so far, K doubles, and what
-    is left of α is its magnitude. That sum is part of the state, in float64 and below 2π, so that it is exact however long the past.
+    """The complex decay in real numbers: queries and keys are rotated by the cumulative phase, K doubles, and the decay is the magnitude of
+    α. The phase is part of the state, in float64 and modulo 2π, so that it is exact at any length.
 
     RMS norm over all heads and a swish gate; in the paper every channel is a head (``heads=dim``).
     Checked against two public reimplementations (jonmorton/gateloop_jax, MasahideOkada/gateloop-lm), since the author's repository
@@ -58,7 +58,7 @@ class GateLoop(Mixer):
 
     def _phase(self, angles: Tensor, call: CallContext) -> tuple[Tensor, Tensor]:
         """Sum of ``angles`` [B, T, D] up to each token, and over all tokens [rows, D] modulo whole turns."""
-        exact = torch.float32 if angles.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+        exact = torch.float32 if angles.device.type == "mps" else torch.float64  # MPS has no float64
         angles = angles.to(exact)
         if call.valid is not None:
             angles = torch.where(call.valid[..., None], angles, 0.0)

@@ -1,4 +1,4 @@
-"""Gated slot attention (arXiv 2409.07146): a fixed number of slots for keys and values, each fading by a gate of its own."""
+"""Gated slot attention (arXiv 2409.07146): a fixed number of slots for keys and values, each with a decay of its own."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from linattn.ops.outer_decay import outer_decay
 
 @dataclass(frozen=True, kw_only=True)
 class Slots(Recurrence):
-    """M slots in place of key channels: their decay ``fade`` [B, T, H, M], a natural logarithm of at most 0, and the share
-    ``write`` [B, T, H, M] of a token that each slot takes.
+    """M slots in place of key channels: their decay ``fade`` [B, T, H, M], a natural logarithm of at most 0, and the weight
+    ``write`` [B, T, H, M] of a token in each slot.
     """
 
     fade: Tensor
@@ -76,8 +76,8 @@ class SlotMemory(Mixer):
 class GSA(SlotMemory):
     """Swish on q, k and v, queries that are not scaled; swish and one RMS norm over all heads on the output.
 
-    As in the authors' layer in fla, which also has several query heads per key head. ``slots`` is the paper's 64; the share of a
-    token that a slot takes is 1 minus its decay factor.
+    As in the authors' layer in fla, which also has several query heads per key head. ``slots`` is the paper's 64; the weight of a
+    token in a slot is 1 minus the slot's decay factor.
     """
 
     def __init__(self, dim: int, heads: int = 4, *, slots: int = 64, tau: float = 8.0, eps: float = 1e-5) -> None:

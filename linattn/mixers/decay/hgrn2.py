@@ -34,9 +34,9 @@ class HGRN2(Mixer):
     """Queries through swish, one RMS norm over all heads; ``head_dim`` is the paper's expansion of the state (128 where it divides dim).
 
     ``lower_bound`` is γ. In the paper's stack it is learned for all layers together: the first layer has 0, later ones more
-    (a cumulative softmax over layers), so that they remember longer. Here it is a buffer [dim], filled with the given number; a
-    model gives the layer l of L what that softmax starts from, l / L.
-    Checked against fla's HGRN2Attention: no bias in the gates, q scaled by K ** -0.5.
+    (a cumulative softmax over layers), so that they remember longer. Here it is a buffer [dim], filled with the given number; a model
+    gives layer l of L the initial value of that softmax, l / L. Checked against fla's HGRN2Attention: no bias in the gates, q scaled by
+    K ** -0.5.
     """
 
     lower_bound: Tensor
@@ -82,5 +82,5 @@ def forget(x: Tensor, lower: Tensor) -> tuple[Tensor, Tensor]:
     """log α and 1 − α of the forget gate α = γ + (1 − γ) σ(x) for γ = ``lower``, both exact where α is near 0 or 1."""
     x, lower = to_float32(x), lower.to(to_float32(x).dtype)
     new = (1 - lower) * torch.sigmoid(-x)
-    strong = torch.logaddexp(x, lower.log()) - F.softplus(x)  # would be a difference of near numbers where α is near 1
+    strong = torch.logaddexp(x, lower.log()) - F.softplus(x)  # avoids cancellation where α is near 1
     return torch.where(new < 0.5, torch.log1p(-new.clamp(max=0.5)), strong), new

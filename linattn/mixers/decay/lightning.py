@@ -1,4 +1,4 @@
-"""Lightning attention (arXiv 2401.04658), as in MiniMax-01 and TransNormerLLM: each head forgets at a constant rate of its own."""
+"""Lightning attention (arXiv 2401.04658), as in MiniMax-01 and TransNormerLLM: a constant decay per head."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from linattn.mixers.registry import register
 class Lightning(Mixer):
     """SiLU on queries, keys and values, no scale; RMS norm over all heads together and a sigmoid gate on the output.
 
-    ``layer`` of ``layers`` is the place l of L in a stack: heads of later layers forget less, those of the last hardly at all. A model
-    gives each of its Lightning layers its place among them; MiniMax-01 counts its softmax layers too.
+    ``layer`` of ``layers`` is the index l of L in a stack: heads of later layers decay less, those of the last hardly at all. A model
+    counts its Lightning layers; MiniMax-01 counts its softmax layers too.
     The rates, and ``head_dim`` beside heads (128 and 64 for a width of 6144), are those of MiniMax-01 in transformers.
     """
 

@@ -28,8 +28,8 @@ class LogLinear(Mixer):
     """A recurrence of decays per head, with or without the delta rule, read bucket by bucket.
 
     Token s lies in bucket ℓ of token t where the highest bit in which their positions differ is the ℓ-th (a Fenwick tree).
-    So at level ℓ time falls into blocks of 2^ℓ: tokens of the first half write, those of the second half read, all fade and
-    erase, and the next block starts from an empty state. That is one recurrence with resets for each level, all run as heads of one
+    So at level ℓ time is split into blocks of 2^ℓ: tokens of the first half write, those of the second half read, all decay and
+    erase, and the next block starts from an empty state. Each level is one recurrence with resets; all levels are heads of one
     call. The state holds ``levels`` - 1 matrices a head, enough for 2^(levels - 1) tokens (16384 by default, as the authors');
     from there on tokens of earlier blocks of that length are out of reach. λ is the softplus of a map of the token times a
     scale per head and level, as in the authors' layers.
@@ -60,7 +60,7 @@ class LogLinear(Mixer):
         o = self._own(r)
         levels = self.levels - 1
         if call.fresh and not call.returning:
-            levels = min(levels, max(call.tokens - 1, 0).bit_length())  # the tokens reach no further
+            levels = min(levels, max(call.tokens - 1, 0).bit_length())  # no more levels than the tokens need
         if levels == 0:
             return o.to(r.v.dtype)
         level = torch.arange(levels, device=r.v.device)
@@ -84,7 +84,7 @@ class LogLinear(Mixer):
         return (o + torch.einsum("bthl,btlhp->bthp", weights, to_float32(out).unflatten(2, (levels, -1)))).to(r.v.dtype)
 
     def _own(self, r: Levels) -> Tensor:
-        """Output that each token reads of itself, [B, T, H, V], the bucket below all levels."""
+        """Output of each token from itself, [B, T, H, V], the bucket below all levels."""
         met = (to_float32(r.q) * to_float32(r.k)).sum(-1).repeat_interleave(r.v.shape[2] // r.q.shape[2], 2)  # [B, T, H]
         met = met * (r.q.shape[-1] ** -0.5 if r.scale is None else r.scale)
         return (met * r.weights[..., 0] * (1.0 if r.beta is None else r.beta))[..., None] * r.v
@@ -138,7 +138,7 @@ class LogLinearMamba2(LogLinear, Mamba2):
     },
 )
 class LogLinearGatedDeltaNet(LogLinear, GatedDeltaNet):
-    """Gated DeltaNet, log-linear: see :class:`LogLinear`. Every bucket fades and is erased from; a token writes to its own."""
+    """Gated DeltaNet, log-linear: see :class:`LogLinear`. Decay and erasure act on every bucket; a token writes to its own."""
 
     def __init__(
         self, dim: int, heads: int = 4, *, levels: int = 15, value_heads: int | None = None, key_size: int | None = None,

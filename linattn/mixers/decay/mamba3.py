@@ -1,4 +1,4 @@
-"""Mamba-3 (arXiv 2603.15569): a state-space model by the trapezoid rule, whose poles turn, with one input or several."""
+"""Mamba-3 (arXiv 2603.15569): a state-space model by the trapezoid rule with rotating (complex) states, SISO or MIMO."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Trapezoid(Recurrence):
 class Mamba3(Mixer):
     """C is the query, B the key, x the value. No short convolution: the trapezoid rule weighs two tokens in every step.
 
-    A token is written only when the next one comes, which brings the second half of its weight, and its own step adds it by
-    hand; so one recurrence over the tokens before does everything, and the state holds the last token beside S. B and C have
-    RMS norm and a bias per head, and half of their channels turn, in pairs, by the sum of Δ π tanh(x w). A is -1 - a for
+    A token is written with the next one, which has the second part of its weight, and added to its own output separately; so
+    one recurrence over the previous tokens suffices, and the state holds the last token beside S. B and C have RMS norm and a bias
+    per head, and half of their channels rotate, in pairs, by the sum of Δ π tanh(x w). A is -1 - a for
     positive a = x w, else -1 / (1 - a). Checked against the authors' mamba_ssm (mamba3.py and the references in its tests).
     """
 
@@ -52,7 +52,7 @@ class Mamba3(Mixer):
 
     keep_float32 = ("dt_bias",)
     rank = 1
-    interleaved = True  # which channels are a pair: 2i and 2i + 1, else i and i + N / 2
+    interleaved = True  # pairs channels 2i and 2i + 1, else i and i + N / 2
 
     def __init__(self, dim: int, *, expand: int = 2, head_dim: int = 64, state_size: int = 128, groups: int = 1) -> None:
         super().__init__(dim)
@@ -145,7 +145,7 @@ class Mamba3(Mixer):
         return (o + own).flatten(2, 3).to(dtype)
 
     def _last(self, call: CallContext, k: Tensor, v: Tensor, near: Tensor, decay: Tensor) -> list[Tensor]:
-        """Shift all of them by one token, zeros at the start of a sequence; keeps the last token."""
+        """Shift each by one token, with zeros at the start of a sequence; keeps the last token."""
         everything = [k, v, near, decay]
         flat = torch.cat([t.flatten(2) for t in everything], -1)
         longer, places = call.context("pending", flat, 1)
@@ -162,7 +162,7 @@ class Mamba3(Mixer):
         return batch * tokens * heads * (r.q.shape[3] * size * (4 * self.rank + 1) + pairs)
 
     def load_mamba_ssm(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over the ``state_dict`` of a Mamba3 of mamba_ssm with the same sizes; its ``in_proj`` begins with the gate."""
+        """Load the ``state_dict`` of mamba_ssm's Mamba3 of the same sizes, whose ``in_proj`` begins with the gate."""
         gate, rest = weights["in_proj.weight"].split((self.inner, sum(self.parts)))
         own = {"g_proj.weight": gate, "in_proj.weight": rest, "o_proj.weight": weights["out_proj.weight"]}
         same = [name for name in self.state_dict() if name not in own]
@@ -178,7 +178,7 @@ class Mamba3(Mixer):
     equation=r"P_{t,r} = B_{t,r}^\top x_{t,r},\quad"
     r" S_t = \alpha_t S_{t-1} + \Delta_t \sum_r \big((1 - \lambda_t) \alpha_t P_{t-1,r} + \lambda_t P_{t,r}\big),\quad"
     r" o_t = \sum_r u_r \odot \mathrm{SiLU}(z_{t,r}) \odot (C_{t,r} S_t + D x_{t,r})",
-    linear_in_values=False,  # every channel of a value is weighed differently in each rank
+    linear_in_values=False,  # every channel of a value has its own weight in each rank
     oracle="the paper's recurrence, step by step in float64, as in the authors' mamba3_MIMO_step_ref",
     families=("state spaces",),
     chinese={

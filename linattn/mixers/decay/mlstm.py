@@ -25,7 +25,7 @@ class Stabilised(Recurrence):
 class MatrixMemory(Mixer):
     """Recurrence of mLSTM for a mixer's queries, keys, values and gates. ``eps`` is added to the denominator.
 
-    The state is S and z divided by e^m, and m [rows, 1, H] itself, the running maximum of the input gates faded by the forget gates.
+    The state is S and z divided by e^m, and m [rows, 1, H], the running maximum of the input gates decayed by the forget gates.
     """
 
     shards = True
@@ -41,7 +41,7 @@ class MatrixMemory(Mixer):
         before, m = _maxima(decay, i, call)
         faded = (decay + before - m).clamp(max=0).to(decay.dtype)
         k = k * (i - m).exp().to(decay.dtype)[..., None]
-        floor = (-m).clamp(max=80).exp().to(decay.dtype)  # beyond it everything is 0 in float32
+        floor = (-m).clamp(max=80).exp().to(decay.dtype)  # larger ones give 0 in float32
         return Stabilised(q, k, v, decay=faded, normalize="return", floor=floor)
 
     def attend(self, r: Recurrence, call: CallContext) -> Tensor:
@@ -86,7 +86,7 @@ class MLSTM(MatrixMemory):
         self.i_proj, self.f_proj = nn.Linear(dim, heads), nn.Linear(dim, heads)
         self.norm = HeadLayerNorm(values, eps=1e-6)
         self.o_proj = nn.Linear(values, dim, bias=False)
-        with torch.no_grad():  # at the start little is written and little forgotten
+        with torch.no_grad():  # small input gates and large forget gates at first
             for gate in (self.i_proj, self.f_proj):
                 gate.weight.zero_()
             self.i_proj.bias.fill_(-10.0)
@@ -104,10 +104,9 @@ class MLSTM(MatrixMemory):
 def _maxima(decay: Tensor, gate: Tensor, call: CallContext) -> tuple[Tensor, Tensor]:
     """Stabiliser m before and after each token, [B, T, H] each; it starts at 0.
 
-    In float64, which costs nothing for one number a head: a decay is a difference of two m, and what float32 would round there
-    at every token would add up.
+    In float64, cheap for one number a head: a decay is a difference of two m, whose float32 rounding errors would accumulate.
     """
-    exact = torch.float32 if decay.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+    exact = torch.float32 if decay.device.type == "mps" else torch.float64  # MPS has no float64
     old = call.get("m")
     first = decay.new_zeros(call.rows, decay.shape[-1], dtype=exact) if old is None else old[:, 0]
     m = running_max(decay.to(exact), gate.to(exact), initial_state=first, cu_seqlens=call.cu_seqlens)

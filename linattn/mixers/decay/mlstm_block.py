@@ -1,4 +1,4 @@
-"""The first xLSTM's block around mLSTM (arXiv 2405.04517): projected up before the memory, with a short convolution beside it."""
+"""The original xLSTM's block around mLSTM (arXiv 2405.04517): up-projection before the memory, and a short convolution."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class MLSTMBlock(TimeMixing, MatrixMemory):
     them; the gates' inputs come from q, k and v together, without a cap; a layer norm per head; c is added to it by a learned weight s.
 
     Checked against mLSTMLayer of the package xlstm, whose block is this between a layer norm and the residual, without a feed-forward:
-    ``LMConfig(mixer="mlstm_block", ffn="none", norm="layer")``. Like its steps this lets m start at 0; its parallel form does not,
-    which differs by the 1e-6 that both add to the divided normaliser. Initially gates are independent of the token, and forget biases
-    go from 3 to 6.
+    ``LMConfig(mixer="mlstm_block", ffn="none", norm="layer")``. As in its step, m starts at 0; in its parallel form it does not, which
+    matters by the 1e-6 that both add to the divided normaliser. Initially gates are independent of the token, and forget biases go from
+    3 to 6.
     """
 
     def __init__(self, dim: int, heads: int = 4, *, factor: float = 2.0, conv_width: int = 4, group: int = 4, eps: float = 1e-6) -> None:
@@ -80,7 +80,7 @@ class MLSTMBlock(TimeMixing, MatrixMemory):
         return self.o_proj((self.norm(o).to(gate.dtype) + self.skip.to(gate.dtype) * seen.to(gate.dtype)) * F.silu(gate))
 
     def load_xlstm(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over the ``state_dict`` of an mLSTMLayer of the package xlstm with the same sizes; its norm stores the distance from 1."""
+        """Load the ``state_dict`` of an mLSTMLayer of the package xlstm of the same sizes, whose norm stores weight - 1."""
         names = {
             "up_proj.weight": "proj_up.weight", "conv.weight": "conv1d.conv.weight", "conv.bias": "conv1d.conv.bias",
             "q_proj": "q_proj.weight", "k_proj": "k_proj.weight", "v_proj": "v_proj.weight", "skip": "learnable_skip",
@@ -92,5 +92,5 @@ class MLSTMBlock(TimeMixing, MatrixMemory):
 
 
 def _grouped(x: Tensor, weight: Tensor) -> Tensor:
-    """Groups of channels of x [B, T, D], each through a map of its own: ``weight`` [groups, out, in]."""
+    """Apply a linear map ``weight`` [groups, out, in] to each group of channels of x [B, T, D]."""
     return torch.einsum("btgi,goi->btgo", x.unflatten(-1, (weight.shape[0], -1)), weight.to(x.dtype)).flatten(-2)

@@ -1,4 +1,4 @@
-"""Raven (2026): gated slot attention in which every token writes to the slots that a router chooses, and lets only these fade."""
+"""Raven (2026): gated slot attention in which every token writes to the slots that a router chooses, and only these decay."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from linattn.mixers.registry import register
     chinese={"Raven (routed slots)": "Raven（路由槽）", "the recurrence token by token in float64": "float64 下逐 token 递推"},
 )
 class Raven(SlotMemory):
-    """The ``active`` slots of ``slots`` with the largest scores share a token's decay by their scores, and take in what they lose by
-    it; the others are unchanged.
+    """The ``active`` slots of ``slots`` with the largest scores share a token's decay by their scores, and are written with 1 minus
+    their decay factor; the others are unchanged.
 
     Swish and RMS norm on q and k, swish on v, no positions; swish and one RMS norm over all heads on the output, as in the
     authors' layer in fla. That adds Gumbel noise to the scores while it trains; here they are the same in training.
@@ -35,7 +35,7 @@ class Raven(SlotMemory):
     Args:
         dim: width D of the model.
         heads: H; dim must be a multiple.
-        slots: of every head.
+        slots: slots of every head.
         active: how many of them a token writes to.
         eps: of the norms.
     """

@@ -30,8 +30,8 @@ from linattn.mixers.registry import register
 class RetNet(Mixer):
     """Keys of dim, values of 2 dim; RMS norm per head without weights (the paper's group norm) and a swish gate (section 2.2).
 
-    ``eps`` is the norm's. As in flash-linear-attention are weights of the norm, ``affine``, and rotary positions that are not
-    ``interleaved``, but Llama's: channel i turns with channel i + K / 2, by frequencies 10000^(-2i / K).
+    ``eps`` is the norm's. As in flash-linear-attention: norm weights with ``affine``, and, if not ``interleaved``, Llama's rotary
+    positions, which pair channels i and i + K / 2, with frequencies 10000^(-2i / K).
     """
 
     def __init__(self, dim: int, heads: int = 4, *, eps: float = 1e-6, affine: bool = False, interleaved: bool = True) -> None:

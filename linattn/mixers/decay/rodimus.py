@@ -1,4 +1,4 @@
-"""Rodimus (arXiv 2410.06577): one selection gate for how much is kept and how much is written, sharpened by a temperature per channel."""
+"""Rodimus (arXiv 2410.06577): one selection gate for decay and write strength, with a temperature per channel."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Rodimus(Mixer):
     """The paper's data-dependent tempered selection: ``state_size`` key channels and ``expand`` dim values, not divided into heads.
 
     u is the token mapped to the values' width; queries, keys and the gates g and τ come from h, its short convolution with SiLU. Keys
-    have unit length, and the input gate β is a map of ``rank`` (None: dim / 64, at least 16). What is read, and h by a weight per
-    channel, are multiplied by the SiLU of a gate and then normed, as in fla's layer. The sliding window of Rodimus+ is a layer
-    of its own in a hybrid. For the kernels the values are split into heads of at most 128, which share everything else.
+    have unit length, and the input gate β is a map of ``rank`` (None: dim / 64, at least 16). The output, plus h times a weight per
+    channel, is multiplied by the SiLU of a gate and then normed, as in fla's layer. The sliding window of Rodimus+ is a layer
+    of its own in a hybrid. For the kernels the values are split into heads of at most 128 channels, which share everything else.
     """
 
     keep_float32 = ("skip",)

@@ -1,3 +1,3 @@
-"""The delta rule, and states that are trained as they read."""
+"""The delta rule, and states trained at test time."""
 
 FAMILY = "delta rule"

@@ -28,7 +28,7 @@ class Blocks:
         """Arrange [B, T, H, ...] as [rows, count, H, size, ...], with zeros for missing tokens."""
         rows, _ = self.call.to_rows(x)
         if self.call.tokens == 0:
-            rows = torch.cat([rows, rows.new_zeros(rows.shape[0], 1, *rows.shape[2:])], 1)  # there must be something to gather
+            rows = torch.cat([rows, rows.new_zeros(rows.shape[0], 1, *rows.shape[2:])], 1)  # gather needs at least one entry
         index = self.token.clamp(0, rows.shape[1] - 1)
         placed = rows.gather(1, index.view(*index.shape, *[1] * (rows.ndim - 2)).expand(-1, -1, *rows.shape[2:]))
         placed = placed.unflatten(1, (self.count, self.size))

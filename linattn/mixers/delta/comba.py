@@ -1,4 +1,4 @@
-"""Comba (arXiv 2506.02475): the delta rule whose feedback is weaker than its writing, and whose output is corrected by the key."""
+"""Comba (arXiv 2506.02475): the delta rule with separate strengths of feedback and write, and output correction by the key."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Comba(Mixer):
     """Keys of dim, values of ``value_ratio`` dim; b and d are a number per head, ``correction`` is the initial d.
 
     Short convolution and SiLU on q, k and v, queries and keys of unit length, RMS norm per head and then a sigmoid gate. The
-    authors start d at 1, and at 0.02 in small models. The feedback p reads the state *before* it fades (the transition is
-    α - σ(b) β kᵀk, one scalar plus one rank): so do the paper, the authors' two kernels in fla and its naive_chunk_comba; its
-    naive_recurrent_comba, which lets p read the faded state, is the odd one out. Their layer takes the length out of q - d p
-    and of p once more, so that σ(b) no longer weakens the feedback; here it does, as in the paper's equations.
+    authors start d at 1, and at 0.02 in small models. The feedback p reads the state *before* its decay (the transition α - σ(b) β kᵀk
+    is scalar plus rank one), as in the paper, the authors' two kernels in fla and its naive_chunk_comba; its naive_recurrent_comba lets
+    p read the decayed state. Their layer normalises q - d p and p once more, so that σ(b) no longer scales the feedback; here it does,
+    as in the paper's equations.
     """
 
     heads_apart = ("qkv_proj: keys keys values", "conv: keys keys values")
@@ -55,7 +55,7 @@ class Comba(Mixer):
     def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, k, v = self.conv(self.qkv_proj(x), call).split((self.keys, self.keys, self.values), -1)
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v))
-        k = to_float32(unit(k, dtype=v.dtype))  # rounded as in the recurrence, so that it erases what it wrote
+        k = to_float32(unit(k, dtype=v.dtype))  # rounded as in the recurrence, so that erasures match writes
         beta = to_float32(self.b_proj(x)).sigmoid()[..., None]
         decay = -self.A_log.exp() * F.softplus(to_float32(self.a_proj(x)) + self.dt_bias)
         q = unit(q) - to_float32(self.correction)[:, None] * k

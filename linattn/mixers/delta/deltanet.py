@@ -1,4 +1,4 @@
-"""DeltaNet (arXiv 2406.06484; 2102.11174): before a value is written, the value stored under its key is removed."""
+"""DeltaNet (arXiv 2406.06484; 2102.11174): a write first removes the value stored under its key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from linattn.mixers.registry import register
 class DeltaNet(Mixer):
     """Short convolution and SiLU on q, k and v, queries and keys of unit length, RMS norm per head (section 3.4 of the paper).
 
-    ``negative_eigenvalues`` lets β reach 2 instead of 1, so that a token can reverse what its key holds (arXiv 2411.12537).
+    ``negative_eigenvalues`` lets β reach 2 instead of 1, so that the transition has eigenvalues down to -1 (arXiv 2411.12537).
     """
 
     heads_apart = ("qkv_proj: heads heads heads", "conv: heads heads heads")

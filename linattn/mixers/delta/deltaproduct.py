@@ -23,11 +23,11 @@ PAPER = "DeltaProduct: Improving State-Tracking in Linear RNNs via Householder P
     year=2025,
     equation=r"S_{t,j} = (I - \beta_{t,j} k_{t,j}^\top k_{t,j}) S_{t,j-1} + \beta_{t,j} k_{t,j}^\top v_{t,j},\quad"
     r" S_{t,0} = S_{t-1,n},\quad o_t = q_t S_{t,n}",
-    linear_in_values=False,  # a token writes n values, no single one
+    linear_in_values=False,  # a token writes n values
     oracle="fla-core 0.6.0, naive_recurrent_gated_delta_product",
 )
 class DeltaProduct(Mixer):
-    """``substeps`` keys, values and β of its own for each token and head; β reaches 2 unless ``negative_eigenvalues`` is false.
+    """``substeps`` keys, values and β for each token and head; β reaches 2 unless ``negative_eigenvalues`` is false.
 
     Short convolution and SiLU on q, k and v, queries and keys of unit length, RMS norm per head and then a swish gate, as in
     the authors' layer in fla. It is DeltaNet over T · n tokens of which every n-th is read.
@@ -71,7 +71,7 @@ class DeltaProduct(Mixer):
         k, v, beta = (t.unflatten(2, (n, -1)).flatten(1, 2) for t in (r.k, r.v, beta))  # [B, T n, H, ...]
         q = F.pad(r.q[:, :, None], (0, 0, 0, 0, n - 1, 0)).flatten(1, 2)  # only the last substep is read
         if decay is not None:
-            decay = F.pad(decay[:, :, None], (0, 0, 0, n - 1)).flatten(1, 2)  # and only before the first one the state fades
+            decay = F.pad(decay[:, :, None], (0, 0, 0, n - 1)).flatten(1, 2)  # the decay comes before the first
         with sharding.repeated(n):
             o = linear_attention(
                 q, k, v, decay=decay, beta=beta, initial_state=call.get("S"), return_state=call.returning,
@@ -88,11 +88,11 @@ class DeltaProduct(Mixer):
     def flops(self, x: Tensor, past: int = 0) -> int:
         with flops.counter() as counter:
             r = self.recurrence(x, CallContext(x, returning=False))
-            self.read(r.v[:, :, : self.heads], x)  # of n values a token one comes out
+            self.read(r.v[:, :, : self.heads], x)  # one output for n values
         return counter.get_total_flops() + self.attend_flops(r, past)
 
     def attend_flops(self, r: Recurrence, past: int) -> int:
-        batch, tokens, written, size = r.v.shape  # each of n H heads erases and writes, each of H fades and is read
+        batch, tokens, written, size = r.v.shape  # n H heads erase and write, H decay and are read
         return batch * tokens * r.q.shape[3] * size * (6 * written + (2 if r.decay is None else 3) * self.heads)
 
 
@@ -108,7 +108,7 @@ class DeltaProduct(Mixer):
     oracle="fla-core 0.6.0, naive_recurrent_gated_delta_product",
 )
 class GatedDeltaProduct(DeltaProduct):
-    """DeltaProduct whose state fades by a factor per head and token before the token's first substep, as in Gated DeltaNet."""
+    """DeltaProduct with a decay per head and token before the token's first substep, as in Gated DeltaNet."""
 
     keep_float32 = ("A_log", "dt_bias")
 

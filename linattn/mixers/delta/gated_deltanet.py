@@ -1,4 +1,4 @@
-"""Gated DeltaNet (arXiv 2412.06464): the delta rule on a state that fades by a factor per head and token."""
+"""Gated DeltaNet (arXiv 2412.06464): the delta rule with a decay per head and token."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class GatedDeltaNet(Mixer):
     """Gated DeltaNet with grouped heads, as in Qwen3-Next: every key head serves ``value_heads / heads`` value heads.
 
     Short convolution and SiLU on q, k and v, queries and keys of unit length, RMS norm per head and then a swish gate. Time steps
-    start between 0.001 and 0.1 as in the authors' code (NVlabs/GatedDeltaNet); transformers' class leaves the biases at ones, where
-    a token leaves next to nothing of the state. ``negative_eigenvalues`` lets β reach 2 instead of 1 (arXiv 2411.12537).
+    start between 0.001 and 0.1 as in the authors' code (NVlabs/GatedDeltaNet); transformers' class leaves the biases at ones, with
+    decays near 0. ``negative_eigenvalues`` lets β reach 2 instead of 1 (arXiv 2411.12537).
     """
 
     heads_apart = ("qkv_proj: keys keys values", "conv: keys keys values")

@@ -28,7 +28,7 @@ from linattn.mixers.registry import register
 class GatedDeltaNet2(KDA):
     """KDA with two gates in place of β: b [B, T, H, K] on the key that reads for erasure, w [B, T, H, V] on the written value.
 
-    All else is KDA's, with a bias in the output gate: with b = w = β it is KDA. ``negative_eigenvalues`` lets b reach 2, here at most
+    Otherwise as KDA, with a bias in the output gate; b = w = β gives KDA. ``negative_eigenvalues`` lets b reach 2, here at most
     2 / ‖k‖², since rounding may leave k longer than 1.
     """
 
@@ -41,7 +41,7 @@ class GatedDeltaNet2(KDA):
 
     def project(self, x: Tensor, call: CallContext) -> Recurrence:
         q, k, v = self.conv(self.qkv_proj(x), call).unflatten(-1, (3, self.heads, self.size)).unbind(2)
-        k = to_float32(unit(k, dtype=v.dtype))  # rounded as in the recurrence, so that it erases what it wrote
+        k = to_float32(unit(k, dtype=v.dtype))  # rounded as in the recurrence, so that erasures match writes
         decay, b, w = (to_float32(p(x).unflatten(-1, (self.heads, -1))) for p in (self.decay_proj, self.b_proj, self.w_proj))
         decay = -self.A_log.exp()[:, None] * F.softplus(decay + self.dt_bias)
         b = torch.minimum(self.largest_beta * b.sigmoid(), 2 / k.square().sum(-1, keepdim=True).clamp(min=1))

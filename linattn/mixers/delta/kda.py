@@ -1,4 +1,4 @@
-"""Kimi Delta Attention (arXiv 2510.26692): the delta rule on a state whose every channel fades at a rate of its own."""
+"""Kimi Delta Attention (arXiv 2510.26692): the delta rule with a decay per channel."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from linattn.mixers.registry import register
     oracle="transformers, KimiLinearDeltaAttention",
 )
 class KDA(Mixer):
-    """The linear layer of Kimi Linear: a decay per channel and an output gate, both by maps of the rank of a head.
+    """The linear layer of Kimi Linear: a decay per channel and an output gate, both by low-rank maps, of the rank of a head's size.
 
     Short convolution and SiLU on q, k and v, queries and keys of unit length, RMS norm per head and then a sigmoid gate.
     ``negative_eigenvalues`` lets β reach 2 instead of 1 (arXiv 2411.12537). Checked against the code in transformers and
-    the authors' in fla: the decay is taken before the key reads, and the gate is the sigmoid's, not SiLU's. ``gate_bias`` gives
+    the authors' in fla: the state decays before the key reads it, and the gate is a sigmoid, not SiLU. ``gate_bias`` gives
     the second map of the gate a bias, as fla does.
     """
 
@@ -67,7 +67,7 @@ class KDA(Mixer):
         return self.o_proj((to_float32(self.norm(o)).flatten(-2) * gate).to(o.dtype))
 
     def load_transformers(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over the ``state_dict`` of a KimiLinearDeltaAttention of transformers with the same sizes."""
+        """Load the ``state_dict`` of transformers' KimiLinearDeltaAttention of the same sizes."""
         own = {"qkv_proj.weight": torch.cat([weights[f"{name}_proj.weight"] for name in "qkv"]), "conv.weight": weights["conv1d.weight"]}
         for ours, theirs in (("decay_proj", "forget_gate.f"), ("g_proj", "g")):
             own |= {f"{ours}.{i}.weight": weights[f"{theirs}_{part}_proj.weight"] for i, part in enumerate("ab")}

@@ -19,14 +19,14 @@ from linattn.ops.inputs import Form
 
 @dataclass(frozen=True, kw_only=True)
 class LeastSquares(Recurrence):
-    """``weight`` β [B, T, H]: how much a pair counts; ``v`` is scaled by it already."""
+    """``weight`` β [B, T, H]: weight of a pair; ``v`` is already scaled by it."""
 
     weight: Tensor
 
 
 class System(NamedTuple):
-    """The equations x_t (H_t + Λ) = q_t of all tokens: ``k`` and ``pair`` = β k [B, T, H, K], whose products H_t sums up, ``ridge`` Λ
-    [H, K], ``decay`` [B, T, H] and the H that they begin with; and how to solve them.
+    """The equations x_t (H_t + Λ) = q_t of all tokens: ``k`` and ``pair`` = β k [B, T, H, K], whose outer products H_t sums, ``ridge`` Λ
+    [H, K], ``decay`` [B, T, H], the initial H, and options of the solver.
     """
 
     k: Tensor
@@ -57,10 +57,10 @@ def _solve(
     q: Tensor, k: Tensor, pair: Tensor, ridge: Tensor, decay: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None,
     steps: int, form: Form,
 ) -> Tensor:  # fmt: skip
-    """The solution of a :class:`System` for ``q`` of any length, by conjugate gradients."""
+    """Solve a :class:`System` for ``q`` of any length by conjugate gradients."""
     system = System(k, pair, ridge, decay, initial, cu_seqlens, steps, form)
     scale = q.abs().amax(-1, keepdim=True)
-    q = q / torch.where(scale > 0, scale, 1.0)  # so that nothing underflows; the steps are the same
+    q = q / torch.where(scale > 0, scale, 1.0)  # avoids underflow; the steps are the same
     x, residual, p = torch.zeros_like(q), q, q
     size = first = q.square().sum(-1, keepdim=True)
     for _ in range(steps):
@@ -79,10 +79,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients of the solution, not of the steps that found it.
+    """Differentiate the solution implicitly, not the steps of the solver.
 
-    From x A = q follows dx = (dq - x dA) A⁻¹: q gets g A⁻¹ of the gradient g of x, which solves the same system, since A is
-    symmetric; and A gets what the product x A would get from -g A⁻¹.
+    From x A = q follows dx = (dq - x dA) A⁻¹. With g the gradient of x, that of q is g A⁻¹, a solution of the same symmetric system, and
+    that of A is the gradient of the product x A for the cotangent -g A⁻¹.
     """
     x, *tensors = ctx.saved_tensors
     needed, again = ctx.needs_input_grad[1:], torch.is_grad_enabled()
@@ -95,7 +95,7 @@ def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     return solved, *(next(found) if n else None for n in needed)
 
 
-# An operator, since compilers would unroll all steps.
+# An operator, since compilers would unroll the steps.
 solve = operator.register(
     "mesa_solve",
     "(Tensor q, Tensor k, Tensor pair, Tensor ridge, Tensor? decay, Tensor? initial, Tensor? cu_seqlens, SymInt steps, str form) -> Tensor",
@@ -117,9 +117,9 @@ class MesaNet(Mixer):
     """Two recurrences, and ``steps`` of conjugate gradients between them, each for all tokens at once by one linear attention.
 
     Short convolution and SiLU on q and k, both of unit length; γ and β are sigmoids of the token; the ridge Λ is a learned
-    number per channel, at least ``ridge``, and starts at 1. The steps start from 0 and end early for a token whose residual is
+    number per channel, at least ``ridge``, and starts at 1. The steps start from 0 and stop for a token whose residual is
     rounding noise; the authors' code in fla adds 1e-5 to the denominators instead, which stops it at an error of about 5e-4.
-    The backward pass solves such equations too, and needs nothing of the steps.
+    The backward pass solves the same kind of equations and saves nothing of the steps.
     """
 
     heads_apart = ()

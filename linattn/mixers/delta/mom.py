@@ -1,4 +1,4 @@
-"""Mixture of memories (arXiv 2502.13685): several states of Gated DeltaNet, of which every token writes and reads a few."""
+"""Mixture of memories (arXiv 2502.13685): several Gated DeltaNet states; every token writes and reads a few of them."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class MoM(Mixer):
     """``memories`` states, each with keys, values, β and α of its own. A token writes to the ``active`` best of them and reads
     these by weight; the others stay as they are. With ``shared`` there is one more, S^0, that every token writes and reads.
 
-    The memories are heads of one call: those that are not chosen cost as much as the others. Queries, keys and values go through a short
-    convolution over the sequence; the authors' code in fla has it over the tokens of each memory. Its loss that balances the
-    choice is not added.
+    The memories are heads of one call: memories that are not chosen cost as much as the others. Queries, keys and values go through a short
+    convolution over the sequence; the authors' code in fla has it over the tokens of each memory. The load-balancing loss
+    is not added.
 
     Args:
         dim: width D of the model.

@@ -1,4 +1,4 @@
-"""Preconditioned Gated DeltaNet (arXiv 2604.21100): the delta rule, writing less into channels that the keys so far have used much."""
+"""Preconditioned Gated DeltaNet (arXiv 2604.21100): the delta rule with writes scaled by an inverse diagonal curvature of the keys."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ CURVATURE = (
 
 
 class Preconditioned(Mixer):
-    """Base of delta rules whose keys erase as they are and write after a preconditioner: the inverse of a diagonal curvature, squashed.
+    """Base of delta rules whose keys write after a preconditioner: the inverse of a diagonal curvature, limited to a range.
 
-    The curvature a [rows, H K] is a sum of squared keys that fades by γ per head and takes η of each token. The key's channels are
+    The curvature a [rows, H K] is a sum of squared keys with decay γ and weight η per head and token. The key's channels are
     multiplied by ``squash`` ** -(r / (1 + |r|)), between 1 / squash and squash, where r is log a less a learned number per head.
-    β is at most 2 / (k · p), past which every repeated token would make the state grow. Only with ``negative_eigenvalues``
+    β is at most 2 / (k · p), since beyond it every repeated token grows the state. Only with ``negative_eigenvalues``
     is this bound reached; fla has none.
     """
 
@@ -44,7 +44,7 @@ class Preconditioned(Mixer):
         self.curvature_center = nn.Parameter(torch.full((heads,), -0.2, dtype=torch.float32))
 
     def preconditioned(self, r: Recurrence, x: Tensor, call: CallContext) -> Recurrence:
-        """The delta rule ``r`` of the tokens ``x`` with a preconditioner; keeps the curvature after the last token."""
+        """Add the preconditioner to the delta rule ``r`` of the tokens ``x``; keeps the curvature after the last token."""
         assert r.decay is not None
         assert r.beta is not None
         k = to_float32(r.k)
@@ -84,7 +84,7 @@ class Preconditioned(Mixer):
     },
 )
 class PrecondGatedDeltaNet(Preconditioned, GatedDeltaNet):
-    """Gated DeltaNet with a preconditioner: see :class:`Preconditioned`. A key head has one for all of its value heads."""
+    """Gated DeltaNet with a preconditioner: see :class:`Preconditioned`. Value heads of a key head share it."""
 
     keep_float32 = (*GatedDeltaNet.keep_float32, "curvature_A_log", "curvature_dt_bias", "curvature_center")  # type: ignore[assignment]  # longer than the base class's
 

@@ -1,4 +1,4 @@
-"""Preconditioned KDA (arXiv 2604.21100): Kimi Delta Attention, writing less into channels that the keys so far have used much."""
+"""Preconditioned KDA (arXiv 2604.21100): Kimi Delta Attention with writes scaled by an inverse diagonal curvature of the keys."""
 
 from __future__ import annotations
 

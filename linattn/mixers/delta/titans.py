@@ -18,7 +18,7 @@ from linattn.mixers.registry import register
 
 @dataclass(frozen=True)
 class BlockFactors:
-    """Factors in a block, token by token: of the memory at its start (``kept``, c) and of the momentum at its start
+    """Factors of each token in a block: of the memory at its start (``kept``, c) and of the momentum at its start
     (``pushed``, f), both [rows, H, n, 1], and of each token's gradient (``learned`` G for the memory, ``moving`` E for the
     momentum), both [rows, H, n, n] and scaled by the rates. ``decayed`` [rows, H, n, 1] is the decay of the momentum.
     """
@@ -32,7 +32,7 @@ class BlockFactors:
 
 @dataclass(frozen=True)
 class Memory:
-    """The maps of a memory [rows, depth, H, K, K]: as they were where the block began, as they are ``now``, and their momentum."""
+    """The maps of a memory [rows, depth, H, K, K]: at the start of the block, ``now``, and their momentum."""
 
     start: Tensor
     now: Tensor
@@ -66,10 +66,10 @@ class Titans(Mixer):
     began with (t'), while momentum, forgetting and reading go token by token; that makes a block a few matrix products. Only
     blocks are gone through one after the other. Short convolution and SiLU on q, k and v, queries and keys of unit length, norm
     and a SiLU gate on the output. α and η are sigmoids of the token, α starting near 0; θ is a third one times (1 - η) ``rate`` /
-    ``block``, without which a run of equal tokens, whose gradients are all the same and momentum adds up, makes the memory
-    explode. State: the memory at the start of the block, the memory and the momentum now. ``depth`` = 1 is a linear memory. The
-    paper leaves rate and initialisation open; there is no official code. The reference in fla-core 0.6.0 is TTT's inner model
-    with an error: in the derivative of its layer norm the first of three terms is not divided by the deviation.
+    ``block``, without which the memory diverges on a run of equal tokens, whose equal gradients accumulate in the momentum. State: the
+    memory at the start of the block, the memory and the momentum now. ``depth`` = 1 is a linear memory. The paper leaves rate and
+    initialisation open; there is no official code. The reference in fla-core 0.6.0 is TTT's inner model with an error: in the derivative
+    of its layer norm the first of three terms is not divided by the deviation.
     """
 
     def __init__(self, dim: int, heads: int = 4, *, depth: int = 2, block: int = 16, rate: float = 0.1, conv_width: int = 4) -> None:
@@ -157,16 +157,16 @@ class Titans(Mixer):
 
         def products(log: Tensor) -> Tensor:
             """Products of the gates after token j up to token t, [rows, H, t, j]; 0 for later j."""
-            steps = torch.where(behind.tril(-1), log[..., None], 0.0).cumsum(-2)  # sums, never differences of sums
+            steps = torch.where(behind.tril(-1), log[..., None], 0.0).cumsum(-2)  # direct sums, since differences of sums lose digits
             return torch.where(behind, steps, -torch.inf).exp()
 
         rates = torch.where(present, self.rate / self.block * theta.sigmoid() * torch.sigmoid(-eta), 0.0)[..., None, :]
-        counted = products(keep) * present[..., None, :]  # only at tokens does momentum move the memory
+        counted = products(keep) * present[..., None, :]  # padding does not move the memory
         decayed, moving = slow.cumsum(-1).exp()[..., None], products(slow)
         return BlockFactors(keep.cumsum(-1).exp()[..., None], counted @ decayed, counted @ moving * rates, decayed, moving * rates)
 
     def _read(self, q: Tensor, now: Tensor, momentum: Tensor, inputs: list[Tensor], errors: list[Tensor], factors: BlockFactors) -> Tensor:
-        """Compute M_t(q_t) without forming M_t: each map is the decayed old one and the decayed gradients, applied to q."""
+        """Compute M_t(q_t) without forming M_t: each map is the decayed old one plus decayed gradients, applied to q."""
         for level, (a, d) in enumerate(zip(inputs, errors, strict=True)):
             q = F.silu(q) if level else q
             q = factors.kept * (q @ now[:, level]) + factors.pushed * (q @ momentum[:, level]) - (factors.learned * (q @ a.mT)) @ d
@@ -175,5 +175,5 @@ class Titans(Mixer):
     def flops(self, x: Tensor, past: int = 0) -> int:
         batch, tokens, dim = x.shape
         maps = 5 * dim * dim + 3 * dim * self.heads + 3 * dim * self.conv.width
-        inner = dim * self.depth * (6 * self.size + self.block + 1)  # forward, back, two reads and two sums; meetings in a block
+        inner = dim * self.depth * (6 * self.size + self.block + 1)  # forward, backward, two reads, two sums; products of pairs in a block
         return 2 * batch * tokens * (maps + inner)

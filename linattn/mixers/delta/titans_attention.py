@@ -1,8 +1,7 @@
 """Titans' three arrangements of memory and attention (arXiv 2501.00663): memory as context, as a gate, as a layer.
 
-Section 4 of the paper; there is no official code. Open in the paper, and so chosen here: the blocks of the
-memory are counted from the first token that is not persistent, gates are sigmoids of the normed memory, and attention
-has no positions but those that short convolutions and causality give it.
+Section 4 of the paper; there is no official code. Where the paper is silent: blocks of the memory are counted from the first token that is
+not persistent, gates are sigmoids of the normed memory, and attention has no positions beside short convolutions and causality.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def arrangement(name: str, title: str, chinese: str, equation: str) -> Callable[
     r"\quad o_t = y_t \otimes M_t(y_t),\quad s = n \lfloor (t - 1) / n \rfloor",
 )
 class TitansMAC(Titans):
-    """Segments of ``segment`` tokens that attend to themselves, to the memory's answers, and to ``persistent`` learned tokens.
+    """Segments of ``segment`` tokens that attend to themselves, to retrievals from the memory, and to ``persistent`` learned tokens.
 
     The memory answers the tokens of a segment as it was at the segment's start, learns the outputs y of attention, a segment
     being its block, and gates them by what it answers to them: RMS norm of both, and a sigmoid. All is causal: token t sees
@@ -82,14 +81,14 @@ class TitansMAC(Titans):
 
     def flops(self, x: Tensor, past: int = 0) -> int:
         batch, tokens, dim = x.shape
-        maps = 6 * dim * dim + 4 * dim * self.conv.width  # retrieval, attention, keys and values of answers
+        maps = 6 * dim * dim + 4 * dim * self.conv.width  # retrieval, attention, keys and values of retrievals
         seen = sum(len(self.persistent) + 2 * (t % self.block + 1) for t in range(past, past + tokens))
         answers = tokens * dim * self.depth * self.size
         return super().flops(x, past) + 2 * batch * (tokens * maps + 2 * dim * seen + answers)
 
 
 class Segment:
-    """Keys and values of the current segment: of its tokens and of the memory's answers to them."""
+    """Keys and values of the current segment: of its tokens and of the retrievals for them."""
 
     def __init__(self, mixer: TitansMAC, blocks: Blocks, call: CallContext, like: Tensor) -> None:
         rows, _, heads, n, size = like.shape
@@ -103,10 +102,10 @@ class Segment:
         causal = place[:, None] >= place
         self.seen = torch.cat([causal.new_ones(n, learned.shape[3]), causal, causal], 1)
         end = (blocks.shift + call.counts[:, None])[:, :, None, None, None]
-        self.open = [end // n == i for i in range(blocks.count)]  # where a segment has begun, but not ended
+        self.open = [end // n == i for i in range(blocks.count)]  # segments begun, but not ended
 
     def attend(self, i: int, q: Tensor, k: Tensor, v: Tensor, h: Tensor) -> Tensor:
-        """Attention of the ``i``-th segment, q, k and v [rows, H, n, K] and the answers h [rows, n, D]: output [rows, H, n, K]."""
+        """Attention of the ``i``-th segment, q, k and v [rows, H, n, K] and the retrievals h [rows, n, D]: output [rows, H, n, K]."""
         here = torch.cat([torch.stack([k, v], 1), self._keys_and_values(h).to(k.dtype)], 1)  # [rows, 4, H, n, K]
         if i == 0:
             here = torch.where(self.blocks.present[:, 0, None, None, :, None], here, self.old)
@@ -119,19 +118,19 @@ class Segment:
         call.keep("segment", self.kept)
 
     def _keys_and_values(self, x: Tensor) -> Tensor:
-        """Keys and values of tokens [rows, n, D] outside time: [rows, 2, H, n, K]."""
+        """Keys and values of tokens [rows, n, D] without the convolution over time: [rows, 2, H, n, K]."""
         mixer = self.mixer
         mapped = F.silu(mixer.attention_proj(x)[..., x.shape[-1] :])
         return mapped.unflatten(-1, (2, mixer.heads, -1)).permute(0, 2, 3, 1, 4)
 
 
 class PastOutputs:
-    """Short convolution of the memory's inputs, which come segment by segment. State: that of :class:`ShortConvolution`."""
+    """Short convolution of the memory's inputs, one segment a call. State: that of :class:`ShortConvolution`."""
 
     def __init__(self, mixer: TitansMAC, blocks: Blocks, call: CallContext) -> None:
         self.conv, self.blocks, self.call = mixer.conv, blocks, call
         self.before = self.conv.width - 1
-        self.all: list[Tensor] = []  # each segment's inputs, before the first of them those of earlier calls
+        self.all: list[Tensor] = []  # inputs of each segment, after those of earlier calls
 
     def convolved(self, i: int, x: Tensor) -> Tensor:
         """Convolve the inputs ``x`` [rows, n, D] of the ``i``-th segment."""
@@ -157,7 +156,7 @@ class PastOutputs:
 
 
 class Window(nn.Module):
-    """Softmax attention of a token to itself and the ``size`` - 1 tokens before it, after a short convolution. No output map."""
+    """Softmax attention of a token to itself and the ``size`` - 1 tokens before it, after a short convolution. Without output map."""
 
     def __init__(self, dim: int, heads: int, size: int, conv_width: int) -> None:
         super().__init__()
@@ -186,7 +185,7 @@ class Window(nn.Module):
         return call.from_rows(torch.cat(out, 1))
 
     def _fixed(self, always: Tensor | None, slots: Tensor) -> Tensor:
-        """Keys and values of the tokens that all see, a row for every sequence: [rows, N, 2 D]."""
+        """Keys and values of the tokens visible to all, a row for every sequence: [rows, N, 2 D]."""
         if always is None:
             return slots[:, :0]
         first = self.conv(self.qkv_proj(always[None]), CallContext(always[None], returning=False))
@@ -216,11 +215,11 @@ class Windowed(Titans):
         return self.arrange(x, self._opened(x, call) if call.fresh else call)
 
     def arrange(self, x: Tensor, call: CallContext) -> Tensor:
-        """Memory and attention, one beside or above the other: [B, T, D] -> [B, T, D]."""
+        """Memory and attention, in parallel or in sequence: [B, T, D] -> [B, T, D]."""
         raise NotImplementedError
 
     def _opened(self, x: Tensor, call: CallContext) -> CallContext:
-        """Context of the call after the persistent tokens, which are blocks of their own."""
+        """Call context after the persistent tokens, which are blocks of their own."""
         persistent = self.persistent[None].to(x.dtype)
         first = CallContext(persistent)
         self.arrange(persistent, first)
@@ -240,7 +239,7 @@ class Windowed(Titans):
 class TitansMAG(Windowed):
     """Attention in a window of ``window`` tokens and to the persistent tokens, gated by the memory's output for the token.
 
-    Both are normed, and the memory's goes through a sigmoid. The memory has learned the persistent tokens before the first token.
+    Both are normed; the gate is a sigmoid. The memory has learned the persistent tokens before the first token.
     """
 
     def __init__(
@@ -267,7 +266,7 @@ class TitansMAG(Windowed):
     r"y_t = M_t(x_t),\quad o_t = \mathrm{Attend}(y_t;\ y_{t-w+1},\dots,y_t),\quad x = p_1,\dots,p_N,x_1,x_2,\dots",
 )
 class TitansMAL(Windowed):
-    """The memory's layer, whole, and above it attention in a window of ``window`` tokens and an output map of its own.
+    """The memory's whole layer, followed by attention in a window of ``window`` tokens with its own output map.
 
     The persistent tokens come before the first token and, like any other, leave the window.
     """

@@ -1,4 +1,4 @@
-"""TTT-Linear and TTT-MLP (arXiv 2407.04620): the state is a model that is trained, mini-batch by mini-batch, to tell values from keys."""
+"""TTT-Linear and TTT-MLP (arXiv 2407.04620): the state is a model trained at test time, in mini-batches, to predict values from keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from linattn.mixers.registry import register
 
 @dataclass(frozen=True)
 class Layer:
-    """A map of the model, ``W`` [rows, H, in, out] and ``b`` [rows, H, 1, out], and the gradients summed since the mini-batch began."""
+    """A map of the model, ``W`` [rows, H, in, out] and ``b`` [rows, H, 1, out], and the sums of gradients of the current mini-batch."""
 
     W: Tensor
     b: Tensor
@@ -31,11 +31,11 @@ class Layer:
 class TTT(Mixer):
     """The layer around a model of ``layers`` maps with GELU between them and a layer norm and a residual at its end.
 
-    Within a mini-batch of ``batch`` = n tokens all gradients are taken at the model it began with. Sequential over mini-batches,
-    which are counted from the start of a sequence; inside one everything is matrix products (the dual form). Learned are the
-    model to start from, its layer norm, the rate η = σ(x w + a) / K of every token and the factor c for every place in a
-    mini-batch (starting from 1 / place). q and k are rotated by the place in the mini-batch. State: the model and the gradients
-    summed since the mini-batch began. Checked against the authors' repository (the block without short convolutions and gate),
+    Within a mini-batch of ``batch`` = n tokens all gradients are taken at the model of its start. Sequential over mini-batches,
+    which are counted from the start of a sequence; within one it is matrix products (the dual form). Learned are the
+    initial model, its layer norm, the rate η = σ(x w + a) / K of every token and the factor c for every place in a
+    mini-batch (starting from 1 / place). q and k are rotated by the place in the mini-batch. State: the model and the sums
+    of gradients of the current mini-batch. Checked against the authors' repository (the block without short convolutions and gate),
     whose weights fit after renaming.
     """
 
@@ -65,7 +65,7 @@ class TTT(Mixer):
         raise NotImplementedError
 
     def load_ttt_lm(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over the ``state_dict`` of the same layer of the authors' ttt-lm-pytorch with the same sizes (no ``share_qk``, no gate)."""
+        """Load the ``state_dict`` of the same layer, of the same sizes, of the authors' ttt-lm-pytorch (no ``share_qk``, no gate)."""
         own = {name: weights[name] for name in ("post_norm.weight", "post_norm.bias", *(f"{n}_proj.weight" for n in "qkvo"))}
         own |= {"rate_proj.weight": weights["learnable_ttt_lr_weight"][:, 0], "rate_proj.bias": weights["learnable_ttt_lr_bias"][:, 0]}
         for number, names in enumerate(self.layers, 1):
@@ -126,7 +126,7 @@ class TTT(Mixer):
         return inputs[:-1], errors
 
     def _read(self, q: Tensor, model: list[Layer], inputs: list[Tensor], errors: list[Tensor], eta: Tensor, place: Tensor) -> Tensor:
-        """Compute model_t(q_t) before its norm without forming model_t: each map less the gradients so far."""
+        """Compute model_t(q_t) before its norm without forming model_t: each map minus the gradients so far."""
         for level, (layer, a, d) in enumerate(zip(model, inputs, errors, strict=True)):
             q = gelu(q) if level else q
             met = (eta * (q @ a.mT + 1)).tril()  # 1 for the gradients of b
@@ -134,13 +134,13 @@ class TTT(Mixer):
         return q
 
     def _after_block(self, layer: Layer, a: Tensor, d: Tensor, eta: Tensor, last: Tensor, done: Tensor) -> Layer:
-        """Map with the gradients of a block added to its sums, and the sums applied where the block is ``done``."""
+        """Add the gradients of a block to the sums of a map; apply the sums where the block is ``done``."""
         w_sum, b_sum = layer.W_sum + (eta.mT * a).mT @ d, layer.b_sum + eta @ d
         w, b = torch.where(done, layer.W - last * w_sum, layer.W), torch.where(done, layer.b - last * b_sum, layer.b)
         return Layer(w, b, torch.where(done, 0.0, w_sum), torch.where(done, 0.0, b_sum))
 
     def _norm(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Layer norm of each head, with the values that its derivative needs."""
+        """Layer norm of each head, with the values needed by its derivative."""
         centred = z - z.mean(-1, keepdim=True)
         inverse = torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-6)
         weight, bias = to_float32(self.norm_weight)[:, None], to_float32(self.norm_bias)[:, None]
@@ -156,8 +156,8 @@ class TTT(Mixer):
         batch, tokens, dim = x.shape
         total = 4 * dim * dim + dim * self.heads
         for level, (inner, outer) in enumerate(self.widths()):
-            total += self.heads * inner * outer * (5 if level else 4)  # with k, with q twice, into the sums; the error goes back
-            total += self.heads * (inner + outer) * (self.batch + 1) // 2  # tokens of a mini-batch meet
+            total += self.heads * inner * outer * (5 if level else 4)  # with k, with q twice, into the sums; errors backward
+            total += self.heads * (inner + outer) * (self.batch + 1) // 2  # products of pairs in a mini-batch
         return 2 * batch * tokens * total
 
 

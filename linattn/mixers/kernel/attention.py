@@ -16,7 +16,7 @@ NOTHING = -1e30  # logarithm of an empty sum: below every gate, and finite, so t
 
 
 class KernelAttention(Mixer):
-    """Linear attention by a feature map: a subclass gives :meth:`features` and, with ``normalize = "return"``, :meth:`guard`.
+    """Linear attention by a feature map: a subclass implements :meth:`features` and, with ``normalize = "return"``, :meth:`guard`.
 
     ``causal=False`` lets every token read all tokens of its sequence, as an encoder does.
 
@@ -111,8 +111,8 @@ def logsumexp_so_far(x: Tensor, call: CallContext, name: str) -> tuple[Tensor, T
 
 
 def log_fading(before: Tensor, now: Tensor) -> Tensor:
-    """Decay from sums in units of exp(before) to units of exp(now); 0 at the start, where there is nothing to fade."""
-    return torch.where(before > NOTHING / 2, before - now, 0.0).clamp(max=0.0)  # rounding may leave a trace above 0
+    """Log decay from sums in units of exp(before) to units of exp(now); 0 at the start, where the state is empty."""
+    return torch.where(before > NOTHING / 2, before - now, 0.0).clamp(max=0.0)  # rounding may exceed 0
 
 
 def to_tokens(rows: Tensor, call: CallContext) -> Tensor:

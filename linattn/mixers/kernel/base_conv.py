@@ -1,4 +1,4 @@
-"""BaseConv (arXiv 2312.04927): a short convolution gated by the token itself; Based has it between its attentions."""
+"""BaseConv (arXiv 2312.04927): a short convolution gated by the token, used by Based between its attentions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from linattn.mixers.registry import register
     },
 )
 class BaseConv(Mixer):
-    """The layer of Based (arXiv 2402.18668): 2 dim channels inside, a filter of 3 tokens a channel, SiLU, biases on the maps alone.
+    """The layer of Based (arXiv 2402.18668): 2 dim channels inside, a filter of 3 tokens a channel, SiLU, biases on the maps only.
 
     Checked in HazyResearch/based (models/mixers/base_conv.py and the configs of its 360m and 1b models): ``in_proj`` gives the
     convolved channels, then their factors. The state is the last two tokens of the former, ``conv`` [rows, 2, 2 dim].

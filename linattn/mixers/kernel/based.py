@@ -30,7 +30,7 @@ class Based(KernelAttention):
     """The linear attention of Based; 1 + s + s² / 2 is at least 1/2, so the division is safe (ε = 1e-12, as in the authors' code).
 
     Their features hold both s_i s_j and s_j s_i, 273 for d = 16; here each pair is kept once, 153, for the same similarity. Their
-    models put it in a stack with sliding-window attention and gated short convolutions: ``LMConfig.preset("based")``.
+    models stack it with sliding-window attention and gated short convolutions: ``LMConfig.preset("based")``.
     """
 
     normalize = 1e-12

@@ -27,7 +27,7 @@ from linattn.ops.checks import values_visible
 class CosFormer(KernelAttention):
     """M is ``length``, the longest sequence: it must be known before the first token, and beyond it weights would turn negative.
 
-    Where values may be looked at, on a CPU, a position beyond it is an error. Without causality M is the sequence's own number of
+    On a CPU, where values can be checked, a position beyond it is an error. Without causality M is the sequence's own number of
     tokens, as in the authors' code; checked there: biases on all four maps, features sine then cosine, the denominator at least 1e-6.
     """
 

@@ -1,4 +1,4 @@
-"""Gaussian kernel attention (arXiv 1908.11775): nearness of query and key in place of their dot product, by positive random features."""
+"""Gaussian kernel attention (arXiv 1908.11775): exp(-‖q - k‖² / 2) in place of exp(q·k), by positive random features."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from linattn.mixers.registry import register
     },
 )
 class Gaussian(RandomFeatures):
-    """exp(-‖q - k‖² / 2) is exp(q·k) times a factor of each side. That of the query cancels; that of a key is why long keys weigh less
+    """exp(-‖q - k‖² / 2) is exp(q·k) times a factor of each side. The query's factor cancels; the key's makes long keys weigh less
     than in softmax. Random features by the lemma of the Performer (arXiv 2009.14794), which are positive where Fourier features are not.
     """
 

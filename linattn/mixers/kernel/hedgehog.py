@@ -1,4 +1,4 @@
-"""Hedgehog (arXiv 2402.04347): a small learned map of each head, and the softmaxes of its output and of the opposite."""
+"""Hedgehog (arXiv 2402.04347): a small learned map per head, and the softmaxes of its output and of its negative."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _FLOOR = 1e-12  # of a feature, as in the authors' code
     chinese={"naive_recurrent_linear_attn on features written in the test": "naive_recurrent_linear_attn，特征在测试中写出"},
 )
 class Hedgehog(KernelAttention):
-    """``q_map`` and ``k_map`` [H, d, d] start as the identity. In the paper they are first trained to copy a model's softmax attention.
+    """``q_map`` and ``k_map`` [H, d, d] start as the identity. In the paper they are first distilled from a model's softmax attention.
 
-    Checked in the authors' code: maps without bias, apart for each head and for queries and keys; a softmax of each sign, clamped at
+    Checked in the authors' code: maps without bias, separate for each head and for queries and keys; a softmax of each sign, clamped at
     1e-12. (Another implementation takes one softmax over both signs together.)
     """
 

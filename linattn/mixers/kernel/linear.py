@@ -1,4 +1,4 @@
-"""Linear attention without a normaliser: the identity as feature map, everything that was ever written is summed."""
+"""Linear attention without a normaliser: the identity as feature map, and a plain sum of all writes."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ KEY_NORMS = ("row", "column")
     },
 )
 class LinRec(KernelAttention):
-    """ELU without the 1 that would make it positive, so that similarities have both signs, and nothing is divided by their sum.
+    """ELU without + 1, so that similarities have both signs; there is no normaliser.
 
     ``key_norm="row"`` divides each key by its norm over the channels of its head, as the authors' code does; ``"column"`` divides
     each channel by its norm over the tokens, as the paper writes: over all of them, or, causal, over those up to t. With N_t that

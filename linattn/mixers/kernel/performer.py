@@ -27,12 +27,12 @@ def _watch(mixer: RandomFeatures) -> None:
 
 @cache
 def _hook() -> None:
-    """Hook :func:`_after` into every optimizer: which one will train a mixer is unknown when the mixer is made."""
+    """Hook :func:`_after` into every optimizer: which one will train a mixer is unknown at its construction."""
     register_optimizer_step_post_hook(_after)
 
 
 def _after(optimizer: Optimizer, *_: object) -> None:
-    """Count a step for the mixers trained by ``optimizer``, those whose first learning parameter it holds."""
+    """Count a step for the mixers trained by ``optimizer``, those whose first trainable parameter it holds."""
     mixers = [m for m in _watched if m.training]
     own = {id(p) for group in optimizer.param_groups for p in group["params"]} if mixers else set()
     for mixer in mixers:
@@ -43,16 +43,16 @@ def _after(optimizer: Optimizer, *_: object) -> None:
 class RandomFeatures(KernelAttention):
     """Features exp(W x - g(x)) + ε of x = q or k, W orthogonal Gaussian [m, d] and the same for all heads.
 
-    The exponent is kept at most 0. For a query that takes its own largest W x. For keys it takes the largest so far, M_t: what stands in
-    S before is faded by exp(M_{t-1} - M_t), so no token depends on a later one. (The authors' code takes the largest of all keys, which
+    The exponent is at most 0: the maximum of W x is subtracted, of the query itself or of the keys so far, M_t. The state decays by
+    exp(M_{t-1} - M_t), so no token depends on a later one. (The authors' code takes the largest of all keys, which
     together with ε lets the future be seen.) State: S, z and M, ``log_max`` [rows, H].
 
     ``redraw`` draws a new W. With ``redraw_every`` = n that happens after every n-th step of the optimizer that trains the mixer
-    (the paper's n is 1000): steps are counted, not passes, so accumulated and recomputed gradients see one W. What is drawn follows
-    from two more buffers, ``redraw_seed`` and ``steps``: the same on every device, and in training that is resumed from a state_dict.
+    (the paper's n is 1000): steps are counted, not passes, so accumulated and recomputed gradients see one W. The draw depends
+    only on two more buffers, ``redraw_seed`` and ``steps``: it is the same on every device and in training resumed from a state_dict.
     """
 
-    normalize = 1e-30  # against 0 / 0 where there is no token: features are positive
+    normalize = 1e-30  # avoids 0 / 0 without tokens: features are positive
     keep_float32 = ("projection",)
     projection: Tensor
     redraw_seed: Tensor
@@ -79,7 +79,7 @@ class RandomFeatures(KernelAttention):
         if redraw_every is not None and redraw_every < 1:
             raise ValueError(f"redraw_every must be at least 1 step of training, but came as {redraw_every}")
         self.redraw_every = redraw_every
-        self._counted: tuple[Tensor, int] | None = None  # ``steps`` and its value, lest it be read from a device at every step
+        self._counted: tuple[Tensor, int] | None = None  # ``steps`` and its value, to avoid synchronising at every step
         if redraw_every is not None:
             self.register_buffer("redraw_seed", torch.randint(2**62, ()))
             self.register_buffer("steps", torch.zeros((), dtype=torch.int64))

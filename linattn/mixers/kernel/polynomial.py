@@ -29,7 +29,7 @@ from linattn.ops.features import polynomial2
 class Polynomial(KernelAttention):
     """Each head keeps 1 + d + d (d + 1) / 2 rows of state, 153 for d = ``feature_dim`` = 16, so queries and keys are small.
 
-    The paper compares kernels in quadratic attention; the features that make this one linear are the binomial formula.
+    The paper compares kernels in quadratic attention; the linear form follows from the binomial formula.
     """
 
     def __init__(self, dim: int, heads: int = 4, *, feature_dim: int = 16, constant: float = 1.0, causal: bool = True) -> None:

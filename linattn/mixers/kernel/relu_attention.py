@@ -26,7 +26,7 @@ from linattn.mixers.registry import register
     },
 )
 class ReLUAttention(KernelAttention):
-    """No scale and ε = 1e-15, as in the paper's code; a query that meets no key gives 0.
+    """No scale and ε = 1e-15, as in the paper's code; a query without a matching key gives 0.
 
     The paper's convolutions, which bring tokens of several scales of an image together, are not part of it.
     """

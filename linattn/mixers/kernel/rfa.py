@@ -1,4 +1,4 @@
-"""Random feature attention (arXiv 2103.02143): sines and cosines of random projections, and a gate that lets the past fade."""
+"""Random feature attention (arXiv 2103.02143): sines and cosines of random projections, and a decay gate."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ _SCALE = 0.1  # of the features, in the authors' code in place of 1 / √D
     chinese={"the quadratic formula in float64 by cosines of differences": "float64 下用差的余弦写成的平方形式公式"},
 )
 class RFA(KernelAttention):
-    r"""φ(q)·φ(k) = c² Σ cos(w (q̂ - k̂)), on average c² D exp(-‖σ ⊙ (q̂ - k̂)‖² / 2τ²): softmax up to a constant, as q̂ and k̂ have unit length.
+    r"""φ(q)·φ(k) = c² Σ cos(w (q̂ - k̂)), on average c² D exp(-‖σ ⊙ (q̂ - k̂)‖² / 2τ²): softmax up to a constant, as q̂ and k̂ have unit
+    length.
 
-    Checked in the authors' code: D = ``random_features`` = 64, W̃ Gaussian and apart for each head, σ learned [H, 1, d], lengths with
+    Checked in the authors' code: D = ``random_features`` = 64, W̃ Gaussian and separate for each head, σ learned [H, 1, d], lengths with
     1e-3 added, c = 0.1, biases on all maps, Glorot weights of gain 1/√2, and the denominator at least ``floor`` = 1, since a sum of
     cosines may be zero or negative. They draw W̃ from a pool at every training step; here :meth:`redraw` does so.
     """

@@ -1,4 +1,4 @@
-"""Attention with bounded-memory control (arXiv 2110.02488): every slot of a fixed memory holds an average of the tokens so far."""
+"""Attention with bounded-memory control (arXiv 2110.02488): every slot of a fixed memory holds a weighted average of the tokens so far."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ABC(SlotMemory):
     """ABC-MLP of the paper, causal: a token's weights on the slots of its head are a softmax over time, learned from the token.
 
     With L_t = log Σ_{i ≤ t} exp(x_i W) a slot keeps exp(L_{t-1} - L_t) and takes exp(x_t W - L_t) of the token, so that no
-    exponential overflows and W x needs no bounds; fla clamps it to [-32, 32]. Beside :class:`SlotMemory`'s the state has L,
+    exponential overflows; fla clamps x W to [-32, 32] instead. Beside :class:`SlotMemory`'s the state has L,
     ``log_total`` [rows, H M]. Projections as of softmax attention; fla's layer adds rotary positions and a gated norm.
     """
 

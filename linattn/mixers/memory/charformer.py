@@ -22,7 +22,7 @@ from linattn.mixers.registry import register
     seeds=("001",),
     kind="resample",
     causal=False,
-    linear_in_values=False,  # what is weighed weighs itself
+    linear_in_values=False,  # the weights depend on the values
     equation=r"\hat x_t = \sum_{b=1}^{M} P_{tb} X^b_{\lfloor t / b \rfloor},"
     r"\quad P_t = \mathrm{softmax}_b\big(X^b_{\lfloor t / b \rfloor} w\big),"
     r"\quad X^b_j = \mathrm{mean}(x_{bj}, \dots, x_{bj+b-1}),\quad y_i = \mathrm{mean}(\hat x_{d i}, \dots, \hat x_{d i + d - 1})",
@@ -36,10 +36,10 @@ from linattn.mixers.registry import register
     },
 )
 class Charformer(Resampler):
-    """n characters become ⌈n / ``downsample``⌉: each is a weighted mean of the blocks of 1 to ``block`` = M characters that it is in, and
-    the mean is taken of neighbours. Blocks at the end hold the remaining characters.
+    """n characters become ⌈n / ``downsample``⌉: each character becomes a weighted mean of the blocks of 1 to ``block`` = M characters that
+    contain it, and neighbours are averaged. Blocks at the end hold the remaining characters.
 
-    A convolution over ``kernel_size`` characters comes first, so that it matters where in a block one stands; 0 for none. ``calibrated``
+    A convolution over ``kernel_size`` characters comes first, so that the place in a block matters; 0 for none. ``calibrated``
     is the paper's position-wise calibration (section 2.1.4), P ← softmax(P Pᵀ) P: then the cost grows with n².
     """
 

@@ -14,7 +14,7 @@ from linattn.mixers.registry import register
 
 
 class Side(nn.Module):
-    """Queries of one of the two inputs, keys and values of both as it sees them, and its table of relations."""
+    """Projections of one of the two inputs: its queries, keys and values of both inputs, and its table of relations."""
 
     def __init__(self, dim: int, heads: int, labels: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Side(nn.Module):
     year=2020,
     seeds=("001",),
     causal=False,
-    linear_in_values=False,  # the two inputs see values of their own
+    linear_in_values=False,  # each input has its own projections of values
     equation=r"s_{ti} = q_t k_i^\top + q_t a_{l(t,i)}^\top + b_{l(t,i)},\quad"
     r" o_t = \sum_{i \in N(t)} \mathrm{softmax}_i(s_{ti} / \sqrt{d})\, v_i,"
     r"\quad N(t) = \{|t - i| \le r\} \cup \{i < g\},\quad N(t) = \text{all for } t < g",
@@ -56,11 +56,11 @@ class Side(nn.Module):
 )
 class ETC(Mixer):
     """The first ``global_tokens`` = g tokens are the global input, all others the long one, whose tokens see each other up to ``radius`` =
-    r tokens away. Both have maps and tables a, b of their own, and one softmax goes over both inputs.
+    r tokens away. Both have their own projections and tables a, b; one softmax covers both inputs.
 
     The label l of a pair of one input is its distance, clipped to ``distance`` on both sides; of a long and a global token, whether they
-    belong together: with ``segment`` = s the long tokens from j s to (j + 1) s - 1 belong to global token j, without it none does. With
-    ``hard`` a global token sees of the long input its own segment alone (the paper's hard g2l). Positions are in the labels.
+    are associated: with ``segment`` = s the long tokens from j s to (j + 1) s - 1 are associated with global token j, without it none
+    is. With ``hard`` a global token sees only its own segment of the long input (the paper's hard g2l). Positions are in the labels.
     """
 
     packs = False
@@ -99,7 +99,7 @@ class ETC(Mixer):
 
     def _long(self, few: Tensor, many: Tensor, real: Tensor) -> Tensor:
         """Output of the long input: blocks of queries, each with the keys around it and the global ones."""
-        rows, tokens, _ = many.shape  # of no tokens one block is filled in, so that every parameter has a gradient at every length
+        rows, tokens, _ = many.shape  # an empty input gets one block of padding, so that every parameter has a gradient
         q, k, v, k_global, v_global = self.long.project(many, few)
         reach, size = self.radius, max(1, min(self.radius, tokens))
         count = max(1, -(-tokens // size))

@@ -1,4 +1,4 @@
-"""Funnel-Transformer (arXiv 2006.03236): a layer whose queries are the means of pairs of tokens, so that half as many come out."""
+"""Funnel-Transformer (arXiv 2006.03236): a layer that halves the length: its queries are means of pairs of tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from linattn.mixers.registry import register
     kind="resample",
     causal=False,
     growth="n^2",
-    linear_in_values=False,  # a norm stands behind the sum of pooled tokens and values
+    linear_in_values=False,  # a norm follows the sum of pooled tokens and values
     equation=r"y = \mathrm{LN}\big(x' + \mathrm{Attention}(Q = x', KV = x)\big),\quad x'_i = \tfrac12 (x_{2i-1} + x_{2i}),\ x'_0 = x_0,"
     r"\quad s_{ij} = \big((q_i + u) k_j^\top + (q_i + w) (W_R R_{i-j})^\top\big) / \sqrt{d}",
     oracle="transformers, FunnelRelMultiheadAttention with pooled queries",
@@ -36,7 +36,7 @@ from linattn.mixers.registry import register
     },
 )
 class Funnel(Resampler):
-    """n tokens become ⌈n / 2⌉: queries alone are pooled (section 2.2), keys and values are those of all tokens.
+    """n tokens become ⌈n / 2⌉: only queries are pooled (section 2.2), keys and values are those of all tokens.
 
     With ``separate_cls`` the first token is no part of a pair, has no position, and the last token gives way to it, so that lengths stay
     powers of 2; it is still seen. Positions are sinusoids of distances in the factorised form of appendix A.2.2, exact and without a
@@ -93,7 +93,7 @@ class Funnel(Resampler):
 def upsampled(y: Tensor, length: int, *, stride: int = 2, separate_cls: bool = True) -> Tensor:
     """Upsample y [B, T', D] to ``length`` tokens, each repeated ``stride`` times, a separate first one once (section 2.3).
 
-    Tokens that gave way are 0. The paper's decoder adds what the first block made of all tokens.
+    Dropped tokens are 0. The paper's decoder adds the output of the first block for all tokens.
     """
     first, rest = (y[:, :1], y[:, 1:]) if separate_cls else (y[:, :0], y)
     rest = rest.repeat_interleave(stride, 1)[:, : length - first.shape[1]]

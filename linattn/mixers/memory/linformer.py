@@ -24,10 +24,10 @@ from linattn.mixers.registry import register
     families=("low rank",),
 )
 class Linformer(BesideSoftmax):
-    """``slots`` = k of them; E and F are parameters, the same for all heads, with a row for each of at most ``length`` tokens.
+    """E and F are parameters, shared by all heads, with ``slots`` = k columns and a row for each of at most ``length`` tokens.
 
     A shorter sequence takes the first rows, so a token's position is in what it writes. ``shared``: F is E. A longer sequence is refused:
-    there are no parameters for its last tokens. Not causal: every slot is a mixture of all tokens, later ones too.
+    its last tokens have no parameters. Not causal: every slot mixes all tokens.
     """
 
     def __init__(self, dim: int, heads: int = 4, *, slots: int = 128, length: int = 16384, shared: bool = False) -> None:

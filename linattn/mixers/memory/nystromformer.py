@@ -1,4 +1,4 @@
-"""Nyströmformer (arXiv 2102.03902): means of the sequence's segments stand between queries and keys."""
+"""Nyströmformer (arXiv 2102.03902): means of segments as landmarks between queries and keys."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Nystromformer(BesideSoftmax):
     of keys are Q̃ and K̃, all scaled by d^(-1/4). A sequence of fewer tokens has one landmark for each.
 
     The pseudo-inverse is that of ``iterations`` = 6 of the paper's, from Aᵀ / (‖A‖₁ ‖A‖∞) of each row and head: transformers
-    takes the largest norm of the batch, by which rows would depend on each other. Six do not converge for every matrix; more are closer.
+    takes the largest norm of the batch, so that rows depend on each other. Six do not converge for every matrix.
     ``kernel_size`` is of the convolution along the values that is added, one kernel for each head; 0 for none.
     """
 

@@ -1,4 +1,4 @@
-"""Perceiver (arXiv 2103.03206) and Perceiver IO (arXiv 2107.14795): a few latent tokens read the input, however long, and process it."""
+"""Perceiver (arXiv 2103.03206) and Perceiver IO (arXiv 2107.14795): a few latent tokens read an input of any length and process it."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Layer(nn.Module):
 
 
 class Latents(nn.Module):
-    """Latent tokens and their layers: ``blocks`` times the same ``layers``, with attention to the input before ``crosses`` of them.
+    """Latent tokens and their layers: ``blocks`` times the same ``layers``, with cross attention to the input before ``crosses`` of them.
 
-    The first attention to the input has its own weights, all others share theirs.
+    The first cross attention has its own weights, all others share theirs.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Perceiver(Resampler):
     ``layers`` = L layers of self-attention among the latents, all with norms before and a feed-forward ``widening`` times as wide.
 
     Blocks share their weights, except the first attention to the input (section 3.1 there). Positions are added to the tokens.
-    Residuals are inside: the latents are not the tokens. Without any token only the latents themselves are processed.
+    Residuals are inside, since latents are not the tokens. An empty input leaves only the latents to process.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Set Transformer (arXiv 1810.00825): attention among the elements of a set, by way of inducing points, and pooling by seeds."""
+"""Set Transformer (arXiv 1810.00825): attention within a set through inducing points, and pooling by seeds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from linattn.mixers.registry import register
 class MAB(nn.Module):
     """MAB(X, Y) = norm(H + relu(W H)), H = norm(Q + softmax(Q Kᵀ / √D) V): section 3.1, with the names of the authors' code.
 
-    As there the residual is of the projected X, and the scale is of the whole width, not of a head's.
+    As there the residual is the projected X, and the scale uses the whole width, not a head's.
     """
 
     def __init__(self, dim: int, heads: int, norm: bool) -> None:
@@ -89,13 +89,13 @@ class SetTransformer(Mixer):
     kind="resample",
     causal=False,
     symmetry="permutation",
-    linear_in_values=False,  # a feed-forward stands behind the attention
+    linear_in_values=False,  # a feed-forward follows the attention
     equation=r"\mathrm{PMA}(X) = \mathrm{MAB}(S, X),\quad S \in \mathbb{R}^{k \times d}",
     oracle="the authors' modules.py, in float64",
     chinese={"Set Transformer's pooling (PMA)": "Set Transformer 的池化（PMA）"},
 )
 class PMA(Resampler):
-    """``seeds`` = k learned elements S attend to the set: k tokens from any number of them, whatever their order.
+    """``seeds`` = k learned elements S attend to the set: k tokens from any number of elements, in any order.
 
     The feed-forward that the paper has before it is left to the stack, as it is in the authors' modules.
     """

@@ -1,4 +1,4 @@
-"""Swin Transformer (arXiv 2103.14030): windows over an image that shift from layer to layer, and patches that are merged."""
+"""Swin Transformer (arXiv 2103.14030): windows over an image that shift from layer to layer, and patch merging."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ from linattn.mixers.vision.parts import grid_of
     },
 )
 class Swin(Counted, GridMixer):
-    """Windows of ``window`` = M tokens on a side; B is a table of (2M - 1)² biases for each head, by how far apart two tokens are.
+    """Windows of ``window`` = M tokens on a side; B is a table of (2M - 1)² biases for each head, by relative position.
 
     ``shifted`` windows begin ⌊M / 2⌋ tokens further down and to the right; the parts of windows at opposite borders share a
     window, but do not see each other. In a stack every other layer is shifted. Nothing is shifted where height or width fits into one
-    window, as in the authors' code. Where M does not divide them the last windows are not full; there transformers lets tokens see zeros.
+    window, as in the authors' code. Where M does not divide them, the last windows are not full; there transformers does not mask the
+    padding.
     """
 
     def __init__(self, dim: int, heads: int = 4, *, window: int = 7, shifted: bool = False, bias: bool = True) -> None:
@@ -72,7 +73,7 @@ class Swin(Counted, GridMixer):
         return self.o_proj(o.flatten(-2))
 
     def _windows(self, image: Tensor, shift: int) -> Tensor:
-        """[B, height, width, H, K] -> [B windows, M M, H, K], filled up with zeros."""
+        """[B, height, width, H, K] -> [B windows, M M, H, K], padded with zeros."""
         down, right = (-n % self.window for n in image.shape[1:3])
         image = F.pad(image, (0, 0, 0, 0, 0, right, 0, down)).roll((-shift, -shift), (1, 2))
         rows = image.unflatten(2, (-1, self.window)).unflatten(1, (-1, self.window))  # [B, y, M, x, M, H, K]

@@ -1,4 +1,6 @@
-"""Base of fixed patterns: softmax attention where :mod:`linattn.ops.pattern` allows, sequences tile by tile, states slot by slot."""
+"""Base of fixed patterns: softmax attention where :mod:`linattn.ops.pattern` allows, in tiles for a sequence, slot by slot after a
+state.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,15 @@ from linattn.mixers.context import CallContext
 from linattn.mixers.parts import to_float32
 from linattn.ops.pattern import Pattern, attend
 
-PIECE = 256  # queries whose scores are held at once, where a state came in
+PIECE = 256  # queries per block of scores after a state
 
 
 class PatternAttention(Softmax):
-    """Softmax attention under patterns: a subclass gives :meth:`patterns`, one for each of as many equal groups of heads.
+    """Softmax attention under patterns: a subclass implements :meth:`patterns`, one for each of equal groups of heads.
 
-    Queries and keys are turned by their positions, as in ``softmax`` here, unless ``rotary`` is false: the papers add positions to the
-    embedding. State, where causal: as many of the last keys and values as the pattern reaches back, ``k``, ``v`` [rows, reach, H K]; all of
-    them where there is no bound, with their positions. A call that continues from a state attends to all of its slots with a mask.
+    Queries and keys have rotary positions unless ``rotary`` is false; the papers add positions to the embedding. State, where causal:
+    the last keys and values within the pattern's reach, ``k``, ``v`` [rows, reach, H K]; all of them with their positions where it is
+    unbounded. A call that continues from a state attends to all of its slots with a mask.
     """
 
     packs = False

@@ -62,8 +62,8 @@ class AlongColumns(AlongRows):
 class Axial(GridMixer):
     """Axial attention: two of the paper's layers, each with a residual around it. No positions: they are added to the tokens.
 
-    ``causal=True`` is the paper's decoder in the order of rows: columns first, masked and after a whole row, whose result is handed one
-    row down; then the row up to the token. The output at a token depends on none that comes later.
+    ``causal=True`` is the paper's decoder in the order of rows: columns first, masked, after a whole row, with the result shifted one
+    row down; then the row up to the token. No output depends on a later token.
     """
 
     def __init__(self, dim: int, heads: int = 4, *, causal: bool = False) -> None:
@@ -79,7 +79,7 @@ class Axial(GridMixer):
         if self.row is None:
             return r
         width = call.grid[1]
-        above = F.pad(x + r, (0, 0, width, 0))[:, : x.shape[1]]  # of the row above, which has seen those above it
+        above = F.pad(x + r, (0, 0, width, 0))[:, : x.shape[1]]  # output of the row above, which has seen the rows above it
         return above + self.row(x + above, *call.grid)
 
     def flops(self, x: Tensor, past: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""Blockwise attention (BlockBERT, arXiv 1911.02972): every head sends each block to one other, by a permutation of the blocks."""
+"""Blockwise attention (BlockBERT, arXiv 1911.02972): in every head each block attends to one block, by a permutation of the blocks."""
 
 from __future__ import annotations
 

@@ -41,12 +41,12 @@ class Assigned(Recurrence):
     },
 )
 class ClusterFormer(Softmax):
-    """The layer of clusters; the paper alternates it with windows that slide: ``"local, cluster_former"``.
+    """The layer of clusters; the paper alternates it with sliding windows: ``"local, cluster_former"``.
 
     ``clusters`` = C centres μ in the space of the layer's tokens. They are not parameters but the result of k-means over the tokens of many
     sequences: training should call :meth:`refresh` regularly, as the paper does with a bank of hidden states.
-    A cluster of more than ``chunk`` tokens falls into chunks of so many, in the order of their positions, and these do not see each
-    other; so the work grows with n, however uneven the clusters are.
+    A cluster of more than ``chunk`` tokens is split into chunks, in the order of positions, that do not see each other; so the work
+    grows linearly with n for clusters of any sizes.
     """
 
     packs = False
@@ -68,7 +68,9 @@ class ClusterFormer(Softmax):
 
     @torch.no_grad()
     def refresh(self, x: Tensor, iterations: int = 10) -> None:
-        """Move the centres by ``iterations`` of k-means over tokens x [..., D] as they come into this layer; one without tokens stays."""
+        """Move the centres by ``iterations`` of k-means over tokens x [..., D] as they come into this layer; a centre without tokens
+        stays.
+        """
         x = x.flatten(0, -2).to(self.centres.dtype)
         for _ in range(iterations):
             members = torch.nn.functional.one_hot(self.nearest(x), self.clusters).to(x.dtype)

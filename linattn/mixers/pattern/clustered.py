@@ -1,4 +1,4 @@
-"""Clustered attention (arXiv 2007.04825): similar queries share one attention over all keys, that of their mean."""
+"""Clustered attention (arXiv 2007.04825): similar queries share the attention of their mean over all keys."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from linattn.mixers.registry import register
 class Clustered(Softmax):
     """Queries are hashed to ``bits`` signs of random planes with a bias; ``iterations`` of Lloyd's algorithm make ``clusters`` = C of them.
 
-    The centres start at the hashes of the first C tokens; one that is left with no query stays (in the authors' code it is drawn anew).
-    The planes are drawn once and are weights; there they are drawn at every call. With a cluster for every query this is softmax
-    attention. No positions: the paper adds them to the embedding.
+    The centres start at the hashes of the first C tokens; an empty cluster keeps its centre (the authors' code draws a new one).
+    The planes are drawn once and are weights; there they are drawn at every call. With one query per cluster this is softmax
+    attention. Without positions, which the paper adds to the embedding.
     """
 
     packs = False
@@ -113,8 +113,7 @@ class Clustered(Softmax):
 class ImprovedClustered(Clustered):
     """Clustered attention in which every query also attends to the ``top`` keys of highest score for its cluster.
 
-    They share the weight that the cluster gives them all together. With ``top`` at least as large as the number of tokens this is
-    softmax attention.
+    These keys keep the cluster's total weight for them. With ``top`` at least the number of tokens this is softmax attention.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ def by_head(x: Tensor) -> Tensor:
 def pick(x: Tensor, places: Tensor) -> Tensor:
     """Pick the tokens of x [B, H, T, ...] at ``places`` [B, H, ...], arbitrary ones at -1: [B, H, ..., ...].
 
-    Indexing is used since its gradient is summed in one order on every device.
+    Uses indexing, whose gradient is summed deterministically on every device.
     """
     batch, heads = x.shape[:2]
     shape = (-1, *[1] * (places.ndim - 1))

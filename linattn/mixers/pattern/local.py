@@ -27,7 +27,7 @@ class Local(PatternAttention):
     """Blocks of ``block`` = b tokens, each with the ``memory`` = m tokens before it; without causality also the m after it.
 
     The window moves with blocks, not with tokens: the first token of a block sees m others, the last one b - 1 more. (``softmax`` with
-    a ``window`` has one that slides from token to token.) With m = 0 it is the local attention that memory-compressed attention
+    a ``window`` slides with every token.) With m = 0 it is the local attention that memory-compressed attention
     alternates with.
     """
 

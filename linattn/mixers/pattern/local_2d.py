@@ -35,8 +35,8 @@ from linattn.ops.pattern import causal as earlier
 class Local2D(GridMixer, PatternAttention):
     """Blocks of ``rows`` times ``columns`` tokens, each with ``memory`` = m rows above and below and m columns on both sides.
 
-    ``causal=True`` is the paper's decoder: of those, the tokens that come before in the order of rows, and itself. No positions: they
-    are added to the tokens.
+    ``causal=True`` is the paper's decoder: of those, the earlier tokens in the order of rows, and the token itself. Without positions,
+    which are added to the tokens.
     """
 
     def __init__(self, dim: int, heads: int = 4, *, rows: int = 8, columns: int = 8, memory: int = 4, causal: bool = False) -> None:

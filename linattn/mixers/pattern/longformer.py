@@ -1,4 +1,4 @@
-"""Longformer (arXiv 2004.05150): windows that slide with every token, some with gaps, and a few tokens that see all and are seen by all."""
+"""Longformer (arXiv 2004.05150): sliding windows, some dilated, and a few tokens that see all and are seen by all."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Globals(Recurrence):
     seeds=("001",),
     equation=r"o_t = \sum_{i \in N(t)} \mathrm{softmax}_i\big(q_t k_i^\top / \sqrt{d}\big) v_i,\quad"
     r" N(t) = \{\, |t - i| \le w\delta,\ \delta \mid t - i \,\} \cup \{\, i < g \,\},\quad N(t) = \text{all for } t < g",
-    linear_in_values=False,  # what global tokens see has values of its own
+    linear_in_values=False,  # global tokens have their own projection of values
     oracle="transformers, LongformerSelfAttention; with gaps the quadratic formula in float64",
     families=("fixed patterns", "combined patterns", "neural memory"),
     chinese={"with gaps the quadratic formula in float64": "带间隔时用 float64 下的平方形式公式"},

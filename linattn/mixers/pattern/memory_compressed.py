@@ -1,4 +1,4 @@
-"""Memory-compressed attention (arXiv 1801.10198): a strided convolution makes one key and one value of every three tokens."""
+"""Memory-compressed attention (arXiv 1801.10198): a strided convolution compresses keys and values by a factor of three."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class MemoryCompressed(Mixer):
 
     The convolution mixes the channels of a head (one map for keys and values, as in the oracle). The paper alternates it with local
     attention in blocks of 256 tokens: ``mixer="local, memory_compressed"`` with ``{"local": {"block": 256, "memory": 0}}``.
-    State: the slots so far ``k``, ``v`` [rows, slots, D], how far each row has got in them, and the last c - 1 tokens.
+    State: the slots so far ``k``, ``v`` [rows, slots, D], each row's position in them, and the last c - 1 tokens.
     """
 
     packs = False
@@ -63,7 +63,7 @@ class MemoryCompressed(Mixer):
         q, k, v = self.qkv_proj(x).chunk(3, -1)
         (k, place), (v, _) = self._slots("k", k, call), self._slots("v", v, call)  # [B, slots, D]
         k, v = (torch.cat([null.to(t.dtype).expand(t.shape[0], 1, -1), t], 1) for null, t in ((self.null_key, k), (self.null_value, v)))
-        place = F.pad(place, (1, 0), value=-1)  # the last token of each slot; the learned one is before all
+        place = F.pad(place, (1, 0), value=-1)  # the last token of each slot; the learned slot comes first
         q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in (q, k, v))
         out, position = [], call.positions
         for start, stop in pieces(call.tokens, self.piece):
@@ -81,14 +81,14 @@ class MemoryCompressed(Mixer):
     def _slots(self, name: str, x: Tensor, call: CallContext) -> tuple[Tensor, Tensor]:
         """Slots of earlier calls and of this one, and the position of the last token of each, [B, slots] both.
 
-        Tokens that do not fill a slot wait in the state, and are put before the next ones.
+        Tokens of an incomplete slot stay in the state and precede those of the next call.
         """
         waiting, rate = call.start % self.rate, self.rate
         before = call.before(f"{name}_last", x, rate - 1) if rate > 1 else None
         before = x.new_zeros(x.shape[0], rate - 1, x.shape[2]) if before is None else before
         longer = torch.cat([before, x], 1)
         count = -(-(x.shape[1] + rate - 1) // rate) if x.shape[1] or not call.fresh else 0
-        first = rate - 1 - waiting  # where the first slot that is not complete begins in ``longer``
+        first = rate - 1 - waiting  # start of the first incomplete slot in ``longer``
         index = first[:, None] + torch.arange(count * rate, device=x.device)
         inside = index < longer.shape[1]
         tokens = longer.gather(1, index.clamp(max=max(longer.shape[1] - 1, 0))[..., None].expand(-1, -1, x.shape[2])) * inside[..., None]
@@ -96,12 +96,12 @@ class MemoryCompressed(Mixer):
         place = (call.start - waiting)[:, None] + rate * (1 + torch.arange(count, device=x.device)) - 1
         old, old_place = call.get(name), call.get("place")
         slots = new if old is None else torch.cat([old.to(new.dtype), new], 1)
-        complete = torch.where(place < (call.start + call.counts)[:, None], place, NEVER)  # later slots will be computed again
+        complete = torch.where(place < (call.start + call.counts)[:, None], place, NEVER)  # later slots are recomputed
         call.keep(name, slots)
         call.keep("place", complete if old_place is None else torch.cat([old_place, complete], 1))
         return slots, place if old_place is None else torch.cat([old_place, place], 1)
 
     def flops(self, x: Tensor, past: int = 0) -> int:
         batch, tokens, dim = x.shape
-        maps = 2 * dim * dim * (4 + 2 / self.heads)  # the convolution goes over keys and over values
+        maps = 2 * dim * dim * (4 + 2 / self.heads)  # convolutions of keys and of values
         return int(batch * tokens * (maps + 4 * dim * (1 + -(-(past + tokens) // self.rate))))

@@ -1,4 +1,6 @@
-"""MoBA (mixture of block attention, arXiv 2502.13189): every query reads its own block and those whose mean key fits it best."""
+"""MoBA (mixture of block attention, arXiv 2502.13189): every query reads its own block and those with the highest score of their mean
+key.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,12 @@ from linattn.mixers.registry import register
     },
 )
 class MoBA(Softmax):
-    """Blocks of ``block`` = b tokens, of which a query reads ``blocks`` = n: its own up to itself, and the n - 1 before that fit best.
+    """Blocks of ``block`` = b tokens, of which a query reads ``blocks`` = n: its own up to itself, and the n - 1 earlier ones of highest
+    score.
 
     The choice has no parameters and no gradient. The paper has b = 512 and n = 3 at 8,192 tokens, and b = 4096 and n = 12 for a million.
-    It decodes with full attention; here a step is what one pass over all tokens is. Blocks that fit as well as the last that is chosen
-    are chosen too. All scores are formed, so that time grows as for softmax. Parameters are those of ``softmax``; the state also
+    It decodes with full attention; here a step equals one pass over all tokens. Ties with the last chosen block
+    are included. All scores are computed, so time grows as for softmax. Parameters are those of ``softmax``; the state also
     has the position of every slot.
 
     Args:
@@ -47,7 +50,7 @@ class MoBA(Softmax):
         heads: H; dim must be a multiple.
         block: tokens in a block.
         blocks: number of blocks that a query reads, its own included.
-        rotary: whether queries and keys are turned by their positions.
+        rotary: rotates queries and keys by position.
     """
 
     packs = False

@@ -1,4 +1,4 @@
-"""Native sparse attention (arXiv 2502.11089): means of blocks, the blocks that these point to, and a window, each with a gate."""
+"""Native sparse attention (arXiv 2502.11089): block means, selected blocks, and a window, each with a gate."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ class Blocks:
 class NSA(Softmax):
     """Blocks of ``block`` tokens, and heads in groups that share keys and values, ``kv_heads`` of them.
 
-    Of every complete block a query reads the mean of its keys and values. A group's mean weight of a block there says how much it
-    matters: the ``blocks`` that matter most are read token by token, the first, the query's own and the one before it always
-    among them. Beside them the query reads the last ``window`` tokens. The choice has no gradient of its own; blocks that matter as
-    much as the last that is chosen are chosen too.
+    Of every complete block a query reads the mean of its keys and values. A block's importance is its mean weight there over the group:
+    the ``blocks`` most important ones are read token by token, always including the first, the query's own and the one before it.
+    The query also reads the last ``window`` tokens. The choice has no gradient; ties with the last chosen block
+    are included.
 
-    As in the layer of fla, blocks of means and chosen blocks are the same, keys and values serve all three branches, and means stand where
-    the paper has a learned map of a block, of 32 tokens every 16. All scores are formed, so that time grows as for softmax. The
+    As in the layer of fla, blocks of means and chosen blocks are the same, all three branches share keys and values, and means replace
+    the paper's learned map of a block (32 tokens, stride 16). All scores are computed, so time grows as for softmax. The
     state is that of ``softmax``, and the position of every slot.
 
     Args:
@@ -75,7 +75,7 @@ class NSA(Softmax):
         block: tokens in a block.
         blocks: number of them that are read token by token, at least 3.
         window: number of last tokens, itself included, that a query also reads.
-        rotary: whether queries and keys are turned by their positions.
+        rotary: rotates queries and keys by position.
     """
 
     heads_apart = None

@@ -1,4 +1,4 @@
-"""Reformer (arXiv 2001.04451): tokens with equal hashes are sorted together and attend to their neighbours."""
+"""Reformer (arXiv 2001.04451): tokens are sorted by hash and attend to their neighbours."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ from linattn.ops.tiles import summed
     },
 )
 class Reformer(Mixer):
-    """Queries are keys too: k is q at unit length, q / √(Σ q² + 1e-6 K), without another scale. A token sees itself only if it sees no
-    other.
+    """Queries and keys are shared: k is q at unit length, q / √(Σ q² + 1e-6 K), without another scale. A token sees itself only if it sees
+    no other.
 
     ``rounds`` hashes, each into ``buckets`` by random rotations, sort the tokens; each cuts them into chunks of ``chunk``, and a
-    chunk sees itself and the one before it. The rounds are combined by the sums of their softmaxes, so that a pair that meets
-    twice counts twice. All of this as in transformers, which however draws the rotations anew at every call; here they are weights.
+    chunk sees itself and the one before it. The rounds are combined by the sums of their softmaxes, so that a pair in
+    two rounds counts twice. All as in transformers, which draws rotations at every call; here they are weights.
 
-    There the chunks of a causal model depend on where *later* tokens are sorted, so steps would differ from one pass. Here, where causal,
-    every bucket is cut into chunks of its own, from its first token on: what a token sees depends on earlier ones alone. State: all keys,
+    There the chunks of a causal model depend on the order of *later* tokens, so steps differ from one pass. Here a causal model cuts
+    every bucket into its own chunks, from its first token on, so that no token depends on a later one. State: all keys,
     values and buckets; a call that continues attends to all of them with a mask.
     """
 
@@ -88,7 +88,7 @@ class Reformer(Mixer):
     def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         bucket = self.hashed(r.q)
         if call.valid is not None:
-            bucket = torch.where(call.valid[..., None, None], bucket, self.buckets)  # filler has one of its own
+            bucket = torch.where(call.valid[..., None, None], bucket, self.buckets)  # padding has a bucket of its own
         if self.causal and (call.returning or not call.fresh):
             slots = self._kept(r, bucket, call)
             if call.tokens and not call.fresh:
@@ -108,8 +108,8 @@ class Reformer(Mixer):
     def _together(self, r: Recurrence, places: Tensor, before: Tensor, where: Tensor) -> Tensor:
         """Attention within chunks.
 
-        ``places`` [B, H, rounds, N, chunk] says which tokens they have, -1 for none, ``before`` [B, H, rounds, N] which chunk, counted
-        through all rounds, comes before each, -1 for none, and ``where`` [B, H, rounds, T] where each token stands in its round.
+        ``places`` [B, H, rounds, N, chunk] holds their tokens, -1 for none, ``before`` [B, H, rounds, N] the chunk before each, counted
+        through all rounds, -1 for none, and ``where`` [B, H, rounds, T] the place of each token in its round.
         """
         q, k, v = (by_head(t) for t in (r.q, r.k, r.v))
         earlier = pick(places.flatten(2, 3), before)  # [B, H, rounds, N, chunk]
@@ -124,7 +124,7 @@ class Reformer(Mixer):
         return by_head((log.softmax(2) * o).sum(2)).to(r.v.dtype)
 
     def _sorted(self, bucket: Tensor, call: CallContext) -> tuple[Tensor, Tensor, Tensor]:
-        """Chunks of all tokens by bucket and position; before the first of a round comes the last of the round before, as in a ring."""
+        """Chunks of all tokens by bucket and position; the first of a round follows the last of the round before, cyclically."""
         tokens, device = bucket.shape[-1], bucket.device
         order = bucket.argsort(dim=-1, stable=True)
         real = torch.arange(tokens, device=device) < call.counts[:, None, None, None]
@@ -134,7 +134,7 @@ class Reformer(Mixer):
         chunk, round_ = torch.arange(count, device=device), torch.arange(self.rounds, device=device)[:, None]
         last = (-(-call.counts // self.chunk) - 1).clamp(min=0)[:, None, None]  # [B, 1, 1]: of a row's chunks
         ring = (round_ - 1) % self.rounds * count + last  # [B, rounds, 1]
-        before = torch.where(chunk > 0, round_ * count + chunk - 1, ring)  # of a single chunk it is all the same tokens, twice
+        before = torch.where(chunk > 0, round_ * count + chunk - 1, ring)  # a single chunk would see its own tokens twice
         return places.unflatten(-1, (count, -1)), before[:, None].expand(-1, self.heads, -1, -1), order.argsort(-1)
 
     def _by_bucket(self, bucket: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Routing Transformer (arXiv 2003.05997): every cluster takes the tokens nearest to its centre, equally many, and these mix."""
+"""Routing Transformer (arXiv 2003.05997): attention within clusters of equal size, the tokens nearest to each centre."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from linattn.ops.tiles import summed
     chinese={"the ": "取 ", " queries of largest ": " 个查询，使其最大：", " keys of largest ": " 个键，使其最大："},
 )
 class Routing(Softmax):
-    """``clusters`` = C centres μ of unit length in each head. Each takes n / C queries and as many keys, at least ``least``: a token may
-    be in several clusters, whose outputs are averaged (their sum over their number + 1e-5), or in none, and then it gets 0.
+    """``clusters`` = C centres μ of unit length in each head. Each takes n / C queries and as many keys, at least ``least``. A token may
+    be in several clusters, whose outputs are averaged (their sum over their number + 1e-5), or in none, which gives 0.
 
     C should be about the root of the length; the default is that of 16,384 tokens. The centres are no parameters: :meth:`learn` moves
     them by the paper's moving average of spherical k-means, and training should call it. Without causality alone: which tokens a
@@ -86,7 +86,7 @@ class Routing(Softmax):
 
     @torch.no_grad()
     def learn(self, x: Tensor, decay: float = 0.999) -> None:
-        """Move the centres to ``decay`` times themselves and the rest the mean of those tokens x [B, T, D] whose nearest they are."""
+        """Update each centre to the moving average, with factor ``decay``, of the mean of the tokens x [B, T, D] nearest to it."""
         r = self.project(x, CallContext(x, returning=False))
         t = torch.cat([by_head(r.q), by_head(r.k)], 2)
         members = F.one_hot(self._near(t).argmax(-1), self.clusters).to(self.centres.dtype)  # [B, H, 2 T, C]

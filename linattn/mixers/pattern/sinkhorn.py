@@ -1,4 +1,4 @@
-"""Sparse Sinkhorn attention (arXiv 2002.11296): blocks of keys are sorted, softly, to the blocks of queries that should see them."""
+"""Sparse Sinkhorn attention (arXiv 2002.11296): blocks of keys are soft-sorted to blocks of queries."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ NEVER = -1e30  # logarithm of the weight of an absent block
     },
 )
 class Sinkhorn(Softmax):
-    """Blocks of ``block`` = B tokens. R [blocks, blocks] comes of the blocks' mean queries and keys, made nearly doubly stochastic by
-    ``iterations`` of Sinkhorn's normalisation at ``temperature`` τ; ``noise`` adds the paper's Gumbel noise while training.
+    """Blocks of ``block`` = B tokens. R [blocks, blocks] is computed from the blocks' mean queries and keys and made nearly doubly
+    stochastic by ``iterations`` of Sinkhorn's normalisation at ``temperature`` τ; ``noise`` adds the paper's Gumbel noise while training.
 
     A query sees its own block and the one sorted to it. With ``sortcut`` = n every query sees the first n sorted blocks and nothing
-    else (the paper's SortCut), which is linear in n; the other is n B, and (n / B)² B for sorting. Without causality alone.
+    else (the paper's SortCut), which is linear in n; the other is n B, and (n / B)² B for sorting. Only without causality.
     """
 
     packs = False
@@ -74,7 +74,7 @@ class Sinkhorn(Softmax):
         else:
             keys, values = torch.cat([k, sorted_k], 3), torch.cat([v, sorted_v], 3)
             seen = torch.cat([real, there], -1)[..., None, :]
-        seen = seen | ~seen.any(-1, keepdim=True)  # filler, and rows without a token
+        seen = seen | ~seen.any(-1, keepdim=True)  # padding, and rows without a token
         scores = (to_float32(q) @ to_float32(keys).transpose(-1, -2) * self.size**-0.5).masked_fill(~seen, NEVER)
         return by_head((scores.softmax(-1).to(v.dtype) @ values).flatten(2, 3)[:, :, : call.tokens])
 

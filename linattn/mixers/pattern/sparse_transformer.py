@@ -1,4 +1,4 @@
-"""Sparse Transformer (arXiv 1904.10509): two steps reach every token, so each head takes one of them, or all take both at once."""
+"""Sparse Transformer (arXiv 1904.10509): two patterns that together reach every token, in separate heads or merged."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ KINDS = ("strided", "fixed")
     chinese={"get_attn_mask in float64": "float64 下的 get_attn_mask", "or": "或"},
 )
 class SparseTransformer(PatternAttention):
-    """``kind="strided"``: the last ``stride`` = l tokens, itself among them, and every l-th one. ``"fixed"``: the block of l tokens that a
+    """``kind="strided"``: the last ``stride`` = l tokens, including itself, and every l-th one. ``"fixed"``: the block of l tokens that a
     token is in, and the last ``summary`` tokens of every block.
 
-    With ``merged`` every head sees both, else half of the heads see the one and half the other. l should be about the root of the
-    length, and the work is then n l + n² / l, n^1.5 in all; the default is that of 16,384 tokens.
+    With ``merged`` every head has both patterns, else half of the heads each. l should be about the root of the length: the work is n
+    l + n² / l, so then n^1.5; the default is that of 16,384 tokens.
     """
 
     def __init__(

@@ -1,3 +1,3 @@
-"""Recurrent networks of the classical kind."""
+"""Classical recurrent networks."""
 
 FAMILY = "recurrent networks"

@@ -1,4 +1,4 @@
-"""Gated recurrent unit: one state, an update gate between the old and the new, a reset gate on the input of the new one."""
+"""Gated recurrent unit: one state, an update gate between old and new state, a reset gate on the candidate's input."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ class GRU(RecurrentLayer):
     layer = nn.GRU
 
     def run(self, rows: Tensor, valid: Tensor | None, h: Tensor, call: CallContext) -> Tensor:
-        if not call.tokens:  # torch refuses an empty sequence
+        if not call.tokens:  # torch rejects an empty sequence
             return rows
         return torch.gru(rows, h[None], self.weights(), True, 1, 0.0, torch.is_grad_enabled(), False, True)[0]

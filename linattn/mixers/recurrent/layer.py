@@ -14,7 +14,7 @@ from linattn.mixers.context import CallContext
 class RecurrentLayer(Mixer):
     """One layer of ``dim`` cells; the parameters and their names are those of :attr:`layer`. State: h [rows, D].
 
-    The gates see the last output, so nothing here is parallel in time.
+    The gates see the last output, so nothing is parallel in time.
     """
 
     layer: ClassVar[type[nn.RNN | nn.GRU | nn.LSTM]]
@@ -56,6 +56,6 @@ class RecurrentLayer(Mixer):
 
 
 def _together(weights: list[Tensor]) -> list[Tensor]:
-    """Copy the weights into one block of memory: cuDNN warns otherwise and then copies them itself."""
+    """Copy the weights into one block of memory: otherwise cuDNN warns and copies them itself."""
     block = torch.cat([w.flatten() for w in weights]).split([w.numel() for w in weights])
     return [part.view_as(w) for part, w in zip(block, weights, strict=True)]

@@ -1,4 +1,4 @@
-"""Long short-term memory: its gates read the last output, so that it runs token by token."""
+"""Long short-term memory: its gates read the last output, so it runs token by token."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class LSTM(RecurrentLayer):
         if valid is not None:
             rows, w_ih = self._closing(rows, valid)
         y, last = rows[..., : self.dim], c[None]
-        if call.tokens:  # torch refuses an empty sequence
+        if call.tokens:  # torch rejects an empty sequence
             y, _, last = torch.lstm(rows, (h[None], c[None]), self.weights(w_ih), True, 1, 0.0, torch.is_grad_enabled(), False, True)
-        call.keep("c", last.view_as(c))  # torch 2.11 traces it with one dimension more
+        call.keep("c", last.view_as(c))  # torch 2.11 traces it with one more dimension
         return y
 
     def _closing(self, rows: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """One channel more, 1 on filler, that shuts the input gate and opens the forget gate: c passes filler unchanged."""
+        """One more input channel, 1 on padding, that closes the input gate and opens the forget gate: padding does not change c."""
         w_ih = self.weight_ih_l0
         column = torch.cat([w_ih.new_full((self.dim, 1), gate) for gate in (-_CLOSED, _CLOSED, 0.0, 0.0)])  # i, f, g, o
         return torch.cat([rows, (~valid)[..., None].to(rows.dtype)], -1), torch.cat([w_ih, column], 1)

@@ -1,4 +1,4 @@
-"""The simple recurrent network: the new state is a squashed sum of the token and of the last state."""
+"""The simple recurrent network: the new state is tanh of a linear map of token and last state."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ class RNN(RecurrentLayer):
     layer = nn.RNN
 
     def run(self, rows: Tensor, valid: Tensor | None, h: Tensor, call: CallContext) -> Tensor:
-        if not call.tokens:  # torch refuses an empty sequence
+        if not call.tokens:  # torch rejects an empty sequence
             return rows
         return torch.rnn_tanh(rows, h[None], self.weights(), True, 1, 0.0, torch.is_grad_enabled(), False, True)[0]

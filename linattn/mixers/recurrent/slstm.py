@@ -15,7 +15,7 @@ from linattn.mixers.parts import ShortConvolution, head_size, to_float32
 from linattn.mixers.registry import register
 
 _STATES = ("h", "c", "n", "m")
-_NOTHING = -1e30  # m of a memory without tokens: less than every gate, and finite
+_NOTHING = -1e30  # m before the first token: below every gate, and finite
 
 
 @register(
@@ -37,8 +37,8 @@ _NOTHING = -1e30  # m of a memory without tokens: less than every gate, and fini
 class SLSTM(Mixer):
     """Gates read the last output, so tokens are processed one by one, in a plain loop.
 
-    Short convolution and SiLU before the input and forget gates, all maps of a head see that head alone, layer norm per head, no
-    output map. c and n are kept divided by e^m, m the larger of the input gate and of the last m faded; states [rows, dim].
+    Short convolution and SiLU before the input and forget gates, all maps are per head, layer norm per head, no
+    output map. c and n are stored divided by e^m, m the larger of the input gate and the decayed last m; states [rows, dim].
     Checked against sLSTMLayer of the package xlstm: R starts at 0, the forget biases fall by a power law from 5 to -7.
     """
 
@@ -93,7 +93,7 @@ class SLSTM(Mixer):
         return 2 * x.shape[0] * x.shape[1] * (self.weight.numel() + self.recurrent_weight.numel() + self.conv.weight.numel())
 
     def load_xlstm(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over the ``state_dict`` of an sLSTMLayer of the package xlstm (backend "vanilla") with the same sizes.
+        """Load the ``state_dict`` of an sLSTMLayer of the package xlstm (backend "vanilla") of the same sizes.
 
         Its modules ``fgate`` and ``igate`` have each other's names, and its norm stores the weight's distance from 1.
         """

@@ -1,4 +1,4 @@
-"""Shared parts of the RWKV family: the shift to the token before, the norm of each head, and gates that read shifted tokens."""
+"""Shared parts of the RWKV family: the token shift, the norm of each head, and gates that read shifted tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def previous(x: Tensor, call: CallContext, name: str = "last") -> Tensor:
 
 
 def ramp(dim: int, power: float) -> Tensor:
-    """Initial mix of a token with the one before: (i / dim) ** power for every channel i."""
+    """Initial mix of a token with the previous one: (i / dim) ** power for every channel i."""
     return (torch.arange(dim) / dim) ** power
 
 
@@ -64,7 +64,7 @@ class GroupNorm(nn.Module):
 
 
 class TimeMixing(Mixer):
-    """Mixer whose read-out needs shifted tokens besides the recurrence's output: gates, an own term.
+    """Mixer whose output needs shifted tokens beside that of the recurrence, for gates and a term of the token itself.
 
     :meth:`tokens` returns the recurrence and further tensors, :meth:`finish` combines its output with them.
     """
@@ -88,7 +88,7 @@ class TimeMixing(Mixer):
 
     def mix(self, x: Tensor, call: CallContext) -> Tensor:
         r, beside = self.tokens(x, call)
-        r = r.to(r.v.dtype)  # that of the linear maps, which autocast chooses
+        r = r.to(r.v.dtype)  # dtype of the linear maps, chosen by autocast
         return self.finish(self.attend(r.masked(call.valid), call), beside)
 
     def flops(self, x: Tensor, past: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""RWKV's channel mixing: the feed-forward of its blocks, which sees the token before and therefore has a state."""
+"""RWKV's channel mixing: the feed-forward of its blocks, which reads the previous token and so has a state."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from linattn.mixers.rwkv.block import place_of, previous, ramp, ratios
 class RWKVChannel(Mixer):
     """Channel mixing. RWKV's blocks are the pattern ``mixer="rwkv6, rwkv_channel", ffn="none"``: two of this library's blocks each.
 
-    ``gated=False`` leaves out the receptance, as RWKV-7 does. How much of the token before is mixed in at the start depends on the place,
-    ``layer`` of ``layers``. The state is the last token [rows, 1, D].
+    ``gated=False`` omits the receptance, as in RWKV-7. The initial mix with the previous token depends on the index ``layer`` of
+    ``layers``. The state is the last token [rows, 1, D].
     """
 
     shards = True

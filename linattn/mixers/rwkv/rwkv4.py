@@ -1,4 +1,4 @@
-"""RWKV-4 (arXiv 2305.13048): a weighted mean of the values for each channel, whose weights fade by channel."""
+"""RWKV-4 (arXiv 2305.13048): a weighted mean of the values for each channel, with a decay per channel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from linattn.mixers.registry import register
 from linattn.mixers.rwkv.block import RWKV, previous, ramp, ratios, zigzag
 from linattn.ops import diagonal_scan, running_max
 
-_NOTHING = -1e38  # the exponent of an empty sum; finite, so that differences are
+_NOTHING = -1e38  # the exponent of an empty sum; finite, so that differences are finite
 
 
 @register(
@@ -30,8 +30,8 @@ _NOTHING = -1e38  # the exponent of an empty sum; finite, so that differences ar
 class RWKV4(RWKV):
     """Time mixing. Every channel is a head with a key and a value of size 1; the state is num, den [rows, D] and their exponent max.
 
-    Both sums are kept relative to e^max, the largest weight so far, so no key overflows. Gradients take max as constant: the
-    output does not depend on it. The initialisation depends on the place in a stack, ``layer`` of ``layers``.
+    Both sums are kept relative to e^max, the largest weight so far, so that no exponential overflows. Gradients take max as constant: the
+    output does not depend on it. The initialisation depends on the index ``layer`` of ``layers``.
     """
 
     shards = True
@@ -67,11 +67,11 @@ class RWKV4(RWKV):
         largest, last = running_max(fade, k, initial_state=top, return_state=True, cu_seqlens=call.cu_seqlens)
         largest, earlier = largest.detach(), call.shifted(largest, top).detach()
         log = earlier + fade - largest
-        log = log - log.detach().clamp(min=0)  # rounding alone is above 0
+        log = log - log.detach().clamp(min=0)  # rounding may exceed 0
         weight = (k - largest).exp()
-        if call.valid is not None:  # before the first real token the largest is that of padding, whose weight is 0 all the same
+        if call.valid is not None:  # before the first real token the maximum is of padding, whose weight is 0
             weight = torch.where(call.valid[..., None], weight, 0.0)
-        columns = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # the last one sums the weights
+        columns = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # the last column sums the weights
         sums = self._old(call, "sums", columns.flatten(-2), 0.0)
         h, after = diagonal_scan(
             log[..., None].expand(columns.shape).flatten(-2), (weight[..., None] * columns).flatten(-2),

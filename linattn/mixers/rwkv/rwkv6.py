@@ -1,4 +1,4 @@
-"""RWKV-5 "Eagle" and RWKV-6 "Finch" (arXiv 2404.05892): matrix states that fade by channel, with a bonus for the current token."""
+"""RWKV-5 "Eagle" and RWKV-6 "Finch" (arXiv 2404.05892): matrix states with a decay per channel, and a bonus for the current token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMES = {"receptance": "r_proj", "key": "k_proj", "value": "v_proj", "gate": "g
 class _Matrix(RWKV):
     """Base of both: heads with a decay per channel, a bonus u for the current token, a norm per head, a swish gate.
 
-    The initialisation depends on the place in a stack, ``layer`` of ``layers``; ``depth`` is the first of its :func:`ratios`.
+    The initialisation depends on the index ``layer`` of ``layers``; ``depth`` is the first of its :func:`ratios`.
     """
 
     keep_float32 = ("time_decay", "time_faaaa")
@@ -31,7 +31,7 @@ class _Matrix(RWKV):
         self.heads = heads_of(dim, head_size)
         self.r_proj, self.k_proj, self.v_proj, self.g_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(5))
         line = torch.arange(dim) / max(dim - 1, 1)
-        self.time_decay = nn.Parameter(-6 + 5 * line ** (0.7 + 1.3 * depth))  # the logarithm of how fast the state fades
+        self.time_decay = nn.Parameter(-6 + 5 * line ** (0.7 + 1.3 * depth))  # log of the negative log decay
         self.time_faaaa = nn.Parameter((depth * (1 - line) + 0.1 * zigzag(dim)).view(self.heads, -1))  # the bonus u
         self.norm = GroupNorm(self.heads, dim, eps)
 
@@ -40,7 +40,7 @@ class _Matrix(RWKV):
         return self.o_proj(self.norm(o).to(gate.dtype) * F.silu(gate))
 
     def load_rwkv(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over the weights of one layer's time mixing, named as in RWKV-LM (``time_decay``, ``receptance.weight``, ...)."""
+        """Load the weights of one layer's time mixing, named as in RWKV-LM (``time_decay``, ``receptance.weight``, ...)."""
         known, own = self.state_dict(), {}
         for name, t in weights.items():
             first, dot, rest = name.partition(".")
@@ -93,9 +93,9 @@ class RWKV5(_Matrix):
     oracle="rwkv 0.8.32, att_seq_v6_0; fla-core 0.6.0, naive_recurrent_rwkv6",
 )
 class RWKV6(_Matrix):
-    """Time mixing of version 6.0: the decay comes from the token, and so does how much of the token before is mixed in.
+    """Time mixing of version 6.0: decay and token shift are data-dependent.
 
-    Checked against RWKV-LM (RWKV_Tmix_x060): one low-rank map gives what is added to the five mixes, in the order w, k, v, r, g.
+    Checked against RWKV-LM (RWKV_Tmix_x060): one low-rank map gives the additions to the five mixes, in the order w, k, v, r, g.
     ``eps`` is that of the norm of each head.
     """
 

@@ -1,4 +1,4 @@
-"""RWKV-7 "Goose" (arXiv 2503.14456): a decay per channel, and an erasure whose direction and strength come from the token."""
+"""RWKV-7 "Goose" (arXiv 2503.14456): a decay per channel, and data-dependent erasure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from linattn.mixers.parts import at_least, to_float32
 from linattn.mixers.registry import register
 from linattn.mixers.rwkv.block import RWKV, GroupNorm, heads_of, previous, ramp, ratios
 
-_MIXES = {"x_r": 0.2, "x_w": 0.9, "x_k": 0.7, "x_v": 0.7, "x_a": 0.9, "x_g": 0.2}  # powers of the ramps that they start as
+_MIXES = {"x_r": 0.2, "x_w": 0.9, "x_k": 0.7, "x_v": 0.7, "x_a": 0.9, "x_g": 0.2}  # powers of their initial ramps
 
 
 @register(
@@ -32,13 +32,13 @@ _MIXES = {"x_r": 0.2, "x_w": 0.9, "x_k": 0.7, "x_v": 0.7, "x_a": 0.9, "x_g": 0.2
     chinese={"rwkv {}, RWKV_x070_TMix_seq and, for a whole model, RWKV_x070": "rwkv {}，RWKV_x070_TMix_seq；整个模型用 RWKV_x070"},
 )
 class RWKV7(RWKV):
-    """Time mixing. Six mixes of a token with the one before feed r, the decay w, k, v, the rate a and the gate g.
+    """Time mixing. Six mixes of a token with the previous one give r, the decay w, k, v, the rate a and the gate g.
 
-    κ is k ⊙ ``k_k`` of unit length in each head; what is written is k ⊙ (1 + (a − 1) ⊙ ``k_a``). After the norm of each head comes
-    an own term, (r · k ⊙ ``r_k``) v, then the gate. Checked against the project's numpy reference (rwkv_v7_numpy.py) and its training
+    κ is k ⊙ ``k_k`` of unit length in each head; what is written is k ⊙ (1 + (a − 1) ⊙ ``k_a``). After the norm of each head
+    (r · k ⊙ ``r_k``) v is added, then comes the gate. Checked against the project's numpy reference (rwkv_v7_numpy.py) and its training
     code, whose initialisation this is.
 
-    ``value_residual``: v goes part of the way to the values of the stack's first layer, σ(``v0`` + x^v ``v1`` ``v2``) of it in each
+    ``value_residual``: v is interpolated towards the values of the stack's first layer, by σ(``v0`` + x^v ``v1`` ``v2``) per
     channel. A model switches it on in all RWKV-7 layers but its first, and passes that one's values on [B, T, H, V]; they are
     values of the same tokens, so no state holds them. The initialisation depends on the place in a stack, ``layer`` of
     ``layers``. ``rank`` is that of the low-rank maps, or a dict for those called w, a, g and v; ``eps`` is that
@@ -133,7 +133,7 @@ class RWKV7(RWKV):
         return self.o_proj((to_float32(self.norm(o)) + own).to(gate.dtype) * gate)
 
     def load_rwkv(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over the weights of one layer's time mixing, named as in RWKV-LM (``x_r``, ``receptance.weight``, ``ln_x.weight``, ...)."""
+        """Load the weights of one layer's time mixing, named as in RWKV-LM (``x_r``, ``receptance.weight``, ``ln_x.weight``, ...)."""
         names = {"receptance": "r_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj", "ln_x": "norm"}
         known = self.state_dict()
         own = {f"{names.get(name.split('.')[0], name.split('.')[0])}{name[len(name.split('.')[0]) :]}": t for name, t in weights.items()}

@@ -1,4 +1,4 @@
-"""H3, Hungry Hungry Hippos (arXiv 2212.14052): attention's products around two state spaces, one shifts and one remembers."""
+"""H3, Hungry Hungry Hippos (arXiv 2212.14052): multiplicative interactions around two state-space models, a shift and a diagonal one."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class H3(StateSpace):
     """A shift system on the keys, the outer product with the values, a diagonal system on each of its entries, read by the query.
 
     Read in the authors' code (src/models/ssm/h3.py and its kernels, HazyResearch/H3): maps with a bias, heads of ``head_dim``
-    channels (1 unless said, 8 in their language models), both systems with a D of their own. The shift system's state is the
-    last ``state_size`` keys, written by a B that starts as (1, 0, ...) and learns; the diagonal system starts as S4D-Lin,
-    made discrete by the bilinear rule. State: ``shift`` [rows, state_size − 1, D], keys, and ``S`` [rows, H, K / 2, head_dim², 2].
+    channels (default 1, 8 in their language models), both systems with their own D. The shift system's state is the
+    last ``state_size`` keys, written by a learned B that starts as (1, 0, ...); the diagonal system starts as S4D-Lin,
+    discretised by the bilinear rule. State: ``shift`` [rows, state_size − 1, D], keys, and ``S`` [rows, H, K / 2, head_dim², 2].
     """
 
     shards = True
@@ -87,7 +87,7 @@ class H3(StateSpace):
         return self.o_proj(o.flatten(-2))
 
     def _shifted(self, k: Tensor, call: CallContext) -> Tensor:
-        """[B, T, D] -> [B, T, D]: a causal convolution as long as the shift system's state."""
+        """Convolve [B, T, D] -> [B, T, D] causally, over as many tokens as the shift system's state holds."""
         past = self.state_size - 1
         longer, places = call.context("shift", k, past)
         if k.shape[1] == 0:

@@ -1,4 +1,4 @@
-"""The linear recurrent unit (arXiv 2303.06349): a recurrent network without its nonlinearity, well started."""
+"""The linear recurrent unit (arXiv 2303.06349): a linear recurrent network with a stable initialisation."""
 
 from __future__ import annotations
 

@@ -17,14 +17,14 @@ INITS = ("lin", "inv")
 
 
 class StateSpace(Mixer):
-    """Mixer that sends values through fixed systems, one a head: by convolution for a sequence, by recurrence for a token.
+    """Mixer that runs values through time-invariant systems, one a head: by convolution for a sequence, by recurrence for a token.
 
     State: ``S`` [rows, H, K, V], complex numbers as a last axis of two.
     """
 
     shards = True
 
-    state_size: int  # real numbers of state to a channel, twice the conjugate pairs
+    state_size: int  # real numbers of state per channel, twice the conjugate pairs
 
     def system(self) -> tuple[Tensor, Tensor, Tensor]:
         """A, B and C as :func:`linattn.lti` takes them."""

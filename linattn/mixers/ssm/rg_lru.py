@@ -12,7 +12,7 @@ from linattn.mixers.parts import ShortConvolution, head_size, to_float32
 from linattn.mixers.registry import register
 from linattn.ops import diagonal_scan
 
-STEEPEST = 1000.0  # the largest slope of the root that a gradient sees
+STEEPEST = 1000.0  # bound of the root's derivative
 
 
 @register(
@@ -28,8 +28,8 @@ STEEPEST = 1000.0  # the largest slope of the root that a gradient sees
 class RGLRU(Mixer):
     """A branch of short convolution and recurrence, times a GELU branch.
 
-    The gates are block-diagonal maps, a block a head. The first token of a sequence is written without the root, which keeps
-    the size of a running state: there is none yet. Parameters have the shapes of transformers' (c = 8 and initialisation too).
+    The gates are block-diagonal maps, a block per head. The first token of a sequence is written without the root, which
+    preserves the variance of a running state. Parameters have transformers' shapes (and c = 8 and initialisation).
     State: ``h`` [rows, W] beside that of the convolution.
     """
 
@@ -62,7 +62,7 @@ class RGLRU(Mixer):
 
     def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         assert r.decay is not None
-        decay = r.decay.repeat_interleave(r.v.shape[-1], -1)  # every signal of a channel has the same decay
+        decay = r.decay.repeat_interleave(r.v.shape[-1], -1)  # equal decays for the signals of a channel
         h, last = diagonal_scan(decay, r.v.flatten(-2), initial_state=call.get("h"), return_state=True, cu_seqlens=call.cu_seqlens)
         call.keep("h", last)
         return h.view_as(r.v)

@@ -1,4 +1,4 @@
-"""S4 (arXiv 2111.00396): HiPPO's memory as a state space that learns, kept normal plus low rank."""
+"""S4 (arXiv 2111.00396): a learned state space initialised by HiPPO, normal plus low rank."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class S4(StateSpace):
     """A, P and B start as HiPPO-LegS; bilinear rule; then GELU and a gated linear map (GLU).
 
     :meth:`kernel` is the paper's algorithm, a Cauchy kernel at the roots of unity, for all of a sequence. The mixer itself
-    needs the kernel of one chunk only and the transition's powers for what lies further back (see :func:`linattn.lti`),
-    which takes less memory than a Cauchy matrix of [D, K, T] and is causal to the bit.
+    uses only the kernel of one chunk and powers of the transition (see :func:`linattn.lti`), which takes less memory than
+    a Cauchy matrix of [D, K, T] and is exactly causal.
 
     Read in the authors' models/s4/s4.py: rank 1, conjugate pairs kept once, time steps log-uniform in [1e-3, 0.1], C complex
     normal. There C is a parameter times I − Ā^L for a length L; here it is C itself, good for every length.
@@ -74,8 +74,8 @@ class S4(StateSpace):
     def kernel(self, tokens: int) -> Tensor:
         """Impulse response [T, D] by its generating function at the T roots of unity, and an inverse Fourier transform.
 
-        Σ_l K_l ω^l over l < T is C (I − Ā^T) [2/Δ (1 − ω) − (1 + ω) A]⁻¹ 2 B. Multiplied by 1 + ω like this it is finite at
-        ω = −1 too; what is to be inverted is diagonal plus rank 1.
+        Σ_l K_l ω^l over l < T is C (I − Ā^T) [2/Δ (1 − ω) − (1 + ω) A]⁻¹ 2 B. The factor 1 + ω keeps it finite at
+        ω = −1; the matrix to invert is diagonal plus rank 1.
         """
         if tokens == 0:
             return self.log_dt.new_zeros(0, self.log_dt.shape[0])

@@ -27,10 +27,10 @@ from linattn.ops import hippo
     chinese={"S5 (simplified state space layer)": "S5（简化的状态空间层）"},
 )
 class S5(Mixer):
-    """``state_size`` real numbers of state for all channels, in ``blocks`` that each start as HiPPO-LegS without its low rank.
+    """``state_size`` real numbers of state for all channels, in ``blocks`` that each start as the normal part of HiPPO-LegS.
 
     Read in the authors' code (s5/ssm.py, s5/layers.py of lindermanlab/S5): zero-order hold, conjugate pairs kept once, a time
-    step for each state, B and C made real and turned by the eigenvectors; then GELU and half a GLU, x σ(W x + b). Their option
+    step for each state, B and C drawn real and transformed by the eigenvectors; then GELU and half a GLU, x σ(W x + b). Their option
     ``clip_eigs``, real parts of at most −1e-4, is always on, as they advise for sequences without an end.
     """
 
@@ -65,5 +65,5 @@ class S5(Mixer):
 
 def _normal(*shape: int, fan: int) -> Tensor:
     """Normal numbers of variance 1 / ``fan``, truncated at two standard deviations of the untruncated distribution."""
-    std = fan**-0.5 / 0.8796256610342398  # the standard deviation that the cut leaves
+    std = fan**-0.5 / 0.8796256610342398  # standard deviation after truncation
     return nn.init.trunc_normal_(torch.empty(*shape, dtype=torch.float32), std=std, a=-2 * std, b=2 * std)

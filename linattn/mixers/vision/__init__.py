@@ -1,3 +1,3 @@
-"""Linear attention of images."""
+"""Linear attention for images."""
 
 FAMILY = "linear attention of images"

@@ -16,7 +16,7 @@ from linattn.mixers.registry import register
 from linattn.mixers.vision.parts import depthwise, grid_of, resized, sides, to_image, to_tokens
 from linattn.ops.dot_product import dot_product_attention
 
-_BASE = 7  # tokens on a side of the tables of biases that are drawn larger
+_BASE = 7  # side of the bias tables that are resized
 
 
 @register(
@@ -36,8 +36,8 @@ _BASE = 7  # tokens on a side of the tables of biases that are drawn larger
 class Agent(GridMixer):
     """A generalised linear attention: both factors of the mixing matrix are softmaxes, its rows sum to one, its rank is that of the agents.
 
-    The agents A are means of the queries over a square of parts of the image. The biases B are sums of a small table drawn to the
-    size of the image and of tables of its rows and columns (section 4.2). Parameters have the names of the authors' code.
+    The agents A are means of the queries over a square of parts of the image. The biases B are sums of a small table resized to the
+    image and of tables of its rows and columns (section 4.2). Parameters have the names of the authors' code.
 
     Args:
         dim: width D of the model.

@@ -29,8 +29,8 @@ from linattn.mixers.registry import register
 class CAStream(Across):
     """Step of the stream: the features f_j of a stage are keys and values without maps; one map follows their weighted mean.
 
-    A class token that goes through such a step beside every stage takes the place of the mean over the last one; its weights are a map of
-    where the network looked, ``linattn.mixing_matrix(mixer, token, features)``.
+    A class token that passes such a step at every stage replaces mean pooling of the last one; its weights are an attribution map,
+    ``linattn.mixing_matrix(mixer, token, features)``.
 
     Args:
         dim: width D of the stage.

@@ -51,8 +51,8 @@ class Convolution(nn.Module):
 class EfficientViT(GridMixer):
     """Linear attention on the tokens and, for each scale s, on depthwise s x s convolutions of their q, k and v.
 
-    A head's channels are its q, k and v one after the other, and every scale has its own heads. Behind the last map there is a
-    batch norm. Parameters have the names of the authors' code and of timm.
+    A head's channels are its q, k and v in sequence, and every scale has its own heads. A batch norm follows the last map. Parameters
+    have the names of the authors' code and of timm.
 
     Args:
         dim: width D of the model.

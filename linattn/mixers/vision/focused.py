@@ -1,4 +1,4 @@
-"""Focused Linear Attention, FLatten (arXiv 2308.00442): a power that turns similar queries and keys towards each other."""
+"""Focused Linear Attention, FLatten (arXiv 2308.00442): a power as feature map, which sharpens the attention."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from linattn.mixers.vision.parts import ConvolvedAttention
     oracle="the paper's equations as a loop in float64, and figures of the authors' code",
 )
 class Focused(ConvolvedAttention):
-    """φ keeps the length of a vector and turns it towards its largest channels (proposition 1), which sharpens the average over tokens.
+    """φ keeps the length of a vector and rotates it towards its largest channels (proposition 1), which sharpens the attention.
 
     The power and the lengths are those of all D channels together, before they are divided among the heads (the authors' code).
     The convolution makes up for the low rank of the mixing matrix (section 3.3.2). Parameters have the names of the authors' code.
@@ -52,7 +52,7 @@ class Focused(ConvolvedAttention):
 def focus(x: Tensor, power: float) -> Tensor:
     """‖x‖ / ‖xᵖ‖ · xᵖ over the last axis for x > 0.
 
-    It grows as x does, so it is taken of x divided by its largest channel, and no power is too large or too small a number.
+    It is homogeneous, so x is first divided by its largest channel, to avoid overflow and underflow of the powers.
     """
     largest = x.amax(-1, keepdim=True).detach()
     x = x / largest

@@ -27,12 +27,12 @@ _EPSILON = 1e-6
     oracle="the authors' equations as a loop in float64, and figures of the authors' code",
 )
 class Mobile(Mixer):
-    """A head's query and key of one token are a sink and a source of flow; the heads share it, so each may be a few channels wide.
+    """A head's query and key of one token are a sink and a source of flow between heads, each of which may have few channels.
 
-    With sums over heads h, not tokens, I = φ(q) Σ_h φ(k) flows into a query and O = φ(k) Σ_h φ(q) out of a key. What flows when both
-    are made to be 1, Î = φ(q) Σ_h φ(k) / O and Ô = φ(k) Σ_h φ(q) / I, decides how much a head hands on, σ(Î), and by a softmax over
-    the tokens how much of a value it takes. The output grows with the number of tokens, as that of the authors' code, whose names
-    the parameters have.
+    With sums over heads h, not tokens, I = φ(q) Σ_h φ(k) flows into a query and O = φ(k) Σ_h φ(q) out of a key. The flows after
+    normalising both to 1, Î = φ(q) Σ_h φ(k) / O and Ô = φ(k) Σ_h φ(q) / I, give the output gate of a head, σ(Î), and by a softmax over
+    the tokens the weight of a value. The output grows with the number of tokens, as that of the authors' code, whose names the
+    parameters have.
 
     Args:
         dim: width D of the model.

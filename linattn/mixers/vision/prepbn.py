@@ -1,4 +1,4 @@
-"""SLAB's Progressive Re-parameterised BatchNorm (arXiv 2405.11582): a layer norm that turns into a batch norm and vanishes."""
+"""SLAB's Progressive Re-parameterised BatchNorm (arXiv 2405.11582): a layer norm that becomes a batch norm and is folded."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class RepBN(nn.Module):
 class PRepBN(nn.Module):
     """λ LN(x) + (1 - λ) RepBN(x), [.., D] -> [.., D], where λ falls from 1 to 0 with the steps of training (equation 4).
 
-    The batch norm gathers statistics from the first call on, in the warm-up too (the authors' begins after it). Out of training it
-    is RepBN alone, however many steps there were: evaluate when the ``steps`` are over. Then :func:`folded`
-    takes it away. Parameters and counters have the names of the authors' code.
+    The batch norm gathers statistics from the first call on, in the warm-up too (the authors' begins after it). In evaluation it
+    is RepBN alone after any number of steps: evaluate when the ``steps`` are over. Then :func:`folded`
+    removes it. Parameters and counters have the names of the authors' code.
 
     Args:
         dim: number of channels D.
@@ -50,7 +50,7 @@ class PRepBN(nn.Module):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, but came as {value}")
         self.register_buffer("warm", torch.tensor(warmup))
-        self.register_buffer("iter", torch.tensor(steps))  # those that are left
+        self.register_buffer("iter", torch.tensor(steps))  # remaining steps
         self.register_buffer("total_step", torch.tensor(steps))
         self.norm1 = nn.LayerNorm(dim, eps=eps)
         self.norm2 = RepBN(dim)
@@ -58,7 +58,7 @@ class PRepBN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return self.norm2(x)
-        share = (self.iter / self.total_step).to(x.dtype)  # λ; tensors all along: a GPU need not wait
+        share = (self.iter / self.total_step).to(x.dtype)  # λ; a tensor, to avoid synchronisation
         y = share * self.norm1(x) + (1 - share) * self.norm2(x)
         self.iter -= ((self.warm == 0) & (self.iter > 0)).long()
         self.warm -= (self.warm > 0).long()

@@ -1,4 +1,4 @@
-"""SLAB's Simplified Linear Attention (arXiv 2405.11582): ReLU on queries and keys, and nothing else."""
+"""SLAB's Simplified Linear Attention (arXiv 2405.11582): ReLU on queries and keys."""
 
 from __future__ import annotations
 

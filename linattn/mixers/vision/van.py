@@ -1,4 +1,4 @@
-"""Visual Attention Network (arXiv 2202.09741): a large convolution, in three small steps, gates each place."""
+"""Visual Attention Network (arXiv 2202.09741): a large decomposed convolution gates each place."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LargeKernel(nn.Module):
 class VAN(GridMixer):
     """Large-kernel attention over 23 x 23 places: 5 x 5, then 7 x 7 spaced by 3. Parameters have the names of the authors' code.
 
-    What comes out has the tokens themselves in it, x + .., beside the residual of the block around, as the authors have it.
+    The output includes the tokens, x + .., in addition to the residual of the surrounding block, as in the authors' code.
 
     Args:
         dim: width D of the model.

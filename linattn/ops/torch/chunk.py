@@ -118,8 +118,8 @@ def _solve(system: Callable[..., Tensor], factors: tuple[Tensor, ...], fresh: Te
 
     A CPU builds and solves the system in float64: similar keys at β = 2 lose a digit, and products of strongly decayed numbers would
     be subnormal in float32, which is slow. The solution is applied in float64 too, also to gradients: every later chunk depends on the
-    correction of a chunk, and at β = 2, without loss on the way, rounding errors of float32 sums would add up, by some orders of
-    summation to five times those of others. The gradient of the system itself does not need float64.
+    correction of a chunk, and at β = 2 nothing damps the rounding errors of float32 sums: they accumulate, up to five times as much in
+    some orders of summation as in others. The gradient of the system itself does not need float64.
     """
     if tracing.forward_mode() or tracing.loses_gradients():  # operations of torch have derivatives in forward mode, and when compiled
         exact = system(*(f.double() for f in factors) if fresh.device.type != "mps" else factors)

@@ -19,7 +19,7 @@ from linattn.ops.torch.layout import shared
 
 
 class Deferred(NamedTuple):
-    """Tokens that N states have read and that have not been written into them: the first ``calls`` % n of n slots, in their order.
+    """Tokens that N states have read but not yet written: the first ``calls`` % n of n slots, in their order.
 
     A slot of zeros changes no state.
     """

@@ -1,6 +1,6 @@
 """Quantised matrices: int8 with a scale per row, or 4 bits in groups with a scale each.
 
-A number of a matrix is code times scale. Codes of 8 bits are int8, one scale per row (an output channel). Codes of 4 bits, 0 to 15, stand
+A weight is its code times its scale. Codes of 8 bits are int8, one scale per row (an output channel). Codes of 4 bits, 0 to 15, stand
 for -8 to 7; byte i of the 16 of a block of 32 neighbours has number i in its lower and number i + 16 in its upper half, as in GGUF's Q4_0.
 """
 

@@ -1,1 +1,1 @@
-"""The native kernels: each instruction set that this machine has, against the reference."""
+"""The native kernels: each instruction set of this machine, against the reference."""

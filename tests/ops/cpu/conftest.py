@@ -7,9 +7,9 @@ from linattn.ops.cpu import build, library
 
 
 def pytest_generate_tests(metafunc):
-    """``isa`` stands for each instruction set that is there without products of bfloat16, ``tiles`` for each that has them.
+    """Parametrize ``isa`` by the available instruction sets without bfloat16 products, ``tiles`` by those with them.
 
-    ``every_isa`` stands for both, for kernels that are compiled for all.
+    ``every_isa`` has both, for kernels compiled for all.
     """
     there = () if library.reason() else library.isas()
     taken = {"isa": [x for x in there if x not in build.TILES], "tiles": [x for x in there if x in build.TILES], "every_isa": list(there)}
@@ -18,7 +18,7 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_modifyitems(config, items):
-    """With the sanitized library (test_sanitize.py), those that call the kernels of each instruction set, and on several threads."""
+    """With the sanitized library (test_sanitize.py), select tests that run each instruction set and several threads."""
     if os.environ.get("LINATTN_CPU_SANITIZE") == "1":
         others = [item for item in items if not {"isa", "tiles", "every_isa", "threads"} & set(item.fixturenames) or _of_numbers(item)]
         config.hook.pytest_deselected(items=others)
@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _of_numbers(item) -> bool:
-    """Whether a test of products of bfloat16 checks other numbers, at no sizes and layouts that these three leave out."""
+    """True if a test of bfloat16 products covers no sizes and layouts beyond those of the others."""
     three = ("test_values_and_gradients", "test_packed", "test_threads_runs_and_layouts_change_no_bit")
     return "tiles" in item.fixturenames and item.originalname not in three
 
@@ -45,13 +45,13 @@ def isa(request):
 
 @pytest.fixture
 def every_isa(request):
-    """For a test of the kernels of every instruction set that is there."""
+    """Instruction set of a test for all available ones."""
     yield from _lowered(request)
 
 
 @pytest.fixture
 def tiles(request):
-    """For a test of the kernels that multiply bfloat16."""
+    """Instruction set of a test of bfloat16 products."""
     if request.param == "none":
         pytest.skip(library.reason() or "this machine has no products of bfloat16")
     with library.lowered(request.param), library.guarded():
@@ -60,14 +60,14 @@ def tiles(request):
 
 @pytest.fixture
 def native():
-    """For a test of the kernels of the best instruction set alone."""
+    """Use only the kernels of the best instruction set."""
     if library.reason():
         pytest.skip(library.reason())
 
 
 @pytest.fixture
 def threads():
-    """A function that sets the number of threads, which is undone after the test."""
+    """A function that sets the number of threads; restored after the test."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)

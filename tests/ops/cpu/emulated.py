@@ -1,4 +1,4 @@
-"""The kernels of another kind of machine, cross-compiled, and calls of them in an emulator: each is a process of its own."""
+"""Cross-compiled kernels of another architecture, called in an emulator, one process per call."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch import Tensor
 from linattn.ops.cpu import build, linear_attention
 
 HERE = Path(__file__).parent
-ADDRESS = 0x40_0000_0000  # where calls find their memory
-HEADER = struct.Struct("128s80q4d")  # as emulated.cpp reads it
+ADDRESS = 0x40_0000_0000  # address of the calls' memory
+HEADER = struct.Struct("128s80q4d")  # layout in emulated.cpp
 COMPILER, EMULATOR, ROOT = "aarch64-linux-gnu-g++", "qemu-aarch64", "/usr/aarch64-linux-gnu"
 
 
 def compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Emulated:
-    """The library that ``build.py`` makes for ARM, and what calls it."""
+    """The library that ``build.py`` makes for ARM, and the program that calls it."""
     if missing := [tool for tool in (COMPILER, EMULATOR) if shutil.which(tool) is None]:
         pytest.skip(f"there is no {' and no '.join(missing)}: apt install g++-aarch64-linux-gnu qemu-user libc6-arm64-cross")
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
@@ -30,7 +30,7 @@ def compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Emulated:
     other = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(other)
     other.BUILT = folder
-    other.FLAGS = (*other.FLAGS, "-O1", "-Werror")  # half the time
+    other.FLAGS = (*other.FLAGS, "-O1", "-Werror")  # takes half the time
     driver = folder / "driver"
     subprocess.run([COMPILER, "-std=c++17", "-O1", str(HERE / "emulated.cpp"), "-o", str(driver), "-ldl"], check=True)
     return Emulated(other.build(), driver, other.ISAS)
@@ -54,7 +54,7 @@ class Emulated:
         return self.isas[int(self.run(cpu=cpu))]
 
     def install(self, monkeypatch: pytest.MonkeyPatch, isa: str) -> None:
-        """Have the package's calls run here. What a call's structure points to is noted as it is filled."""
+        """Redirect the package's calls to this library; pointers in a call's structure are recorded as it is filled."""
         self.isa = isa
         monkeypatch.setattr("linattn.ops.cpu.library.reason", lambda: None)
         monkeypatch.setattr("linattn.ops.cpu.library.call", self.call)
@@ -69,7 +69,7 @@ class Emulated:
         return noted
 
     def call(self, name: str, *arguments: Tensor | float | None, numbers: int = 0) -> None:
-        """As :func:`linattn.ops.cpu.library.call`: all memory goes into a file, and back."""
+        """As :func:`linattn.ops.cpu.library.call`, with all memory passed through a file."""
         tensors = [*self.tensors, *(x for x in arguments if isinstance(x, Tensor))]
         storages = {s.data_ptr(): s for s in (t.untyped_storage() for t in tensors) if s.nbytes()}
         places, content = {}, bytearray(4096)

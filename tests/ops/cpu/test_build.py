@@ -1,4 +1,4 @@
-"""How the library is built: names that follow the sources, one copy for each instruction set, and what is said without a compiler."""
+"""Build of the library: names derived from the sources, one copy per instruction set, and the message without a compiler."""
 
 import re
 import shutil
@@ -106,7 +106,7 @@ def test_lanes_follow_the_instruction_set():
 @pytest.mark.usefixtures("native")
 @pytest.mark.skipif(shutil.which("nm") is None, reason="it reads the names in objects by nm")
 def test_no_function_is_shared_between_instruction_sets():
-    """Of a function that stands in several objects a linker keeps one copy: it may be one that this machine cannot run."""
+    """A linker keeps one copy of a function in several objects, which may not run on this machine."""
     shared = []
     for path in build.BUILT.glob("*-plain-*.o"):
         names = subprocess.run(["nm", "-C", "--defined-only", path], capture_output=True, text=True, check=True).stdout

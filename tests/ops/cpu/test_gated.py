@@ -49,7 +49,7 @@ def test_every_number_of_threads_gives_the_same_bits(isa, threads):
 
 
 @pytest.mark.usefixtures("native")
-def test_a_layer_runs_them_unless_somebody_looks_on():
+def test_a_layer_runs_them_unless_traced():
     layer, x = ffn.create("swiglu", 32), torch.randn(2, 3, 32)
 
     def steps(node):
@@ -61,7 +61,7 @@ def test_a_layer_runs_them_unless_somebody_looks_on():
     a = {n: t.requires_grad_() for n, t in arguments(3, 20).items()}
     assert torch.equal(compiled(*a.values()), portable(*a.values()))
     trained = gated(*a.values())
-    with torch.no_grad():  # a layer that is run again for its gradients has to give what it gave
+    with torch.no_grad():  # a recomputed layer must give equal results
         assert torch.equal(gated(*a.values()), trained)
 
 

@@ -14,14 +14,14 @@ from tests.ops.test_decays import INF, NAN, STRONG, WEAK, undivided, with_resets
 from tests.ops.test_identities import similar_keys
 
 CPU = {"backend": "cpu"}
-CLOSE = 3e-6  # the sums of a test are short, and the kernels add in float32 what the reference adds in float64
+CLOSE = 3e-6  # tolerance of short sums in float32 against float64
 PACKED = (5, 0, 1, 64, 0, 7, 66, 0)
 
 
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_and_gradients(isa, kind, rank):
-    """More than a chunk, heads that share a key, sizes that no vector divides."""
+    """More than a chunk, grouped heads, sizes that are no multiples of a vector."""
     call = undivided(make(kind, rank, B=2, T=71, H=2, Hk=1, K=20, V=37))
     check_gradients(call, torch.float32, limit=CLOSE, **CPU)
 
@@ -32,14 +32,14 @@ def test_values_and_gradients(isa, kind, rank):
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_sizes(native, kind, B, T, H, Hk, K, V):
-    """One head is shared out by columns, and its sums over columns are put together again."""
+    """One head is split by columns between tasks, and its sums over columns are combined."""
     check_gradients(undivided(make(kind, "BTHK", B=B, T=T, H=H, Hk=Hk, K=K, V=V)), torch.float32, limit=CLOSE, **CPU)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_of_a_group_together(native, kind, dtype):
-    """One task adds up what they say of the key that they share; packed sequences are of several lengths, and of none."""
+    """One task sums the gradients of their shared key; packed sequences have various lengths, including 0."""
     whole, packed = make(kind, "BTH", B=3, T=70, H=9, Hk=3, K=20, V=12), make(kind, "BTHK", H=4, Hk=2, K=9, V=6, lengths=PACKED)
     for call in map(undivided, (whole, packed)):
         check_gradients(call, dtype, limit=CLOSE if dtype == torch.float32 else None, **CPU)
@@ -60,7 +60,7 @@ def test_few_keys_packed(isa, kind):
 @pytest.mark.parametrize("keys", [1, 2])
 @pytest.mark.parametrize("kind", ["beta", "erase"])
 def test_what_is_left_of_an_erased_state(native, kind, keys):
-    """Each token leaves 2^-8 of one channel, so four leave 2^-32 of one or 2^-16 of two, with the digits that every single factor has."""
+    """Each token leaves 2^-8 of one channel, so four leave 2^-32 of one or 2^-16 of two, to the precision of a factor."""
     call = make(kind, "none", B=1, T=9, H=2, K=keys, V=5)
     key = torch.eye(keys, dtype=torch.float64)[torch.arange(9) % keys].view(1, 9, 1, keys).expand(1, 9, 2, keys).contiguous()
     share = 1 - 2.0**-8 * (1 + torch.rand(1, 9, 2, dtype=torch.float64))
@@ -82,7 +82,7 @@ def test_gradients_of_some_outputs(native, outputs, initial):
 @pytest.mark.parametrize("rank", ["BTH", "HK"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_views_that_turn_the_signs(native, kind, rank):
-    """The imaginary part of a conjugate has a bit for its sign, and the other one in memory; of gradients, too."""
+    """Imaginary parts of conjugates are negative views, of gradients too."""
 
     def results(view):
         leaves = {n: t.detach().requires_grad_() for n, t in call.tensors.items()}
@@ -122,14 +122,14 @@ def test_decays_of_every_strength_with_resets(native, kind, rank):
 @pytest.mark.parametrize("strength", [1.0, 5.0, 30.0, INF])
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_strength(native, kind, strength):
-    """The gradient of the decay too, small as it is beside the others where decays are strong."""
+    """Including the decay's gradient, which is small for strong decays."""
     call = undivided(make(kind, "BTHK", B=1, T=40, H=1, K=18, V=5))
     check_gradients(call.with_(decay=torch.full_like(call.tensors["decay"], -strength)), torch.float32, **CPU)
 
 
 @pytest.mark.parametrize("rank", ["H", "HK"])
 def test_slow_decays_do_not_drift(native, rank):
-    """A factor near 1 is rounded to the same side at every step."""
+    """A factor near 1 is rounded in the same direction at every step."""
     call = make("plain", rank, B=1, T=20_000, H=2, K=4, V=3, strength=(3e-6, 1e-4)).set(scale=1.0)
     call = call.with_(v=call.tensors["v"] + 1.0, k=call.tensors["k"] + 1.0).to(torch.float32)
     out, ref = call(**CPU), call.double()(backend="torch")
@@ -140,7 +140,7 @@ WALLS = (1, 2, 3, 4, 31, 63, 64, 65, 70)
 
 
 def walled(kind: str, rank: str) -> tuple[Call, torch.Tensor]:
-    """A call whose h-th head forgets everything at ``WALLS[h]``, and which tokens [T, H] stand before it."""
+    """A call whose h-th head is reset at ``WALLS[h]``, and a mask [T, H] of the tokens before."""
     call = make(kind, rank, B=1, T=75, H=len(WALLS), K=18, V=17).to(torch.float32)
     wall = torch.arange(75)[:, None] == torch.tensor(WALLS)
     changed = {"decay": call.tensors["decay"].masked_fill(wall if rank == "BTH" else wall[..., None], -INF)}
@@ -152,7 +152,7 @@ def walled(kind: str, rank: str) -> tuple[Call, torch.Tensor]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_before_a_reset_changes_a_bit_after_it(isa, kind, rank):
     call, before = walled(kind, rank)
-    late = 1 if kind == "bonus" else 0  # the bonus form reads before it fades
+    late = 1 if kind == "bonus" else 0  # bonus reads before the decay
     out, other = call(**CPU), disturbed(call, before)(**CPU)
     for h, at in enumerate(WALLS):
         assert not torch.equal(out["o"][:, :at, h], other["o"][:, :at, h])
@@ -162,7 +162,7 @@ def test_nothing_before_a_reset_changes_a_bit_after_it(isa, kind, rank):
 
 @pytest.mark.parametrize(("rank", "kind"), [("BTH", "plain"), ("BTHK", "plain"), ("BTHK", "beta"), ("BTH", "erase")])
 def test_no_gradient_crosses_a_reset(native, kind, rank):
-    """Exactly none, and behind it the gradients keep their bits when what stands before changes."""
+    """Exactly zero, and later gradients keep their bits if earlier tokens change."""
     call, before = walled(kind, rank)
     grads, others = (after(c, before) for c in (call, disturbed(call, before)))
     assert not grads["S"].any()
@@ -173,7 +173,7 @@ def test_no_gradient_crosses_a_reset(native, kind, rank):
 
 
 def after(call: Call, before: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Gradients of what is read behind the walls and of the final state."""
+    """Gradients of the outputs after the resets and of the final state."""
     leaves = {n: t.clone().requires_grad_() for n, t in call.tensors.items()}
     out = call.with_(**leaves)(**CPU)
     loss = out["o"].masked_fill(before[..., None], 0.0).square().sum() + out["S"].square().sum()
@@ -205,7 +205,7 @@ def test_a_nan_stays_in_its_row_and_head_and_in_the_future(native, kind):
 
 
 def laid_out(layout: str, call: Call) -> Call:
-    """The same numbers, elsewhere in memory."""
+    """Copy with other strides and offsets."""
     t = call.tensors
     if layout == "heads first":
         return call.with_(**{n: t[n].transpose(1, 2).contiguous().transpose(1, 2) for n in call.timed})
@@ -238,7 +238,7 @@ def test_threads_and_runs_change_no_bit(isa, kind, threads):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_outputs_larger_than_the_caches(isa, dtype):
-    """They are written past them."""
+    """They are written by non-temporal stores."""
     random = torch.Generator().manual_seed(0)
     t = {n: torch.randn(1, 4500, 4, 4 if n in "qk" else 67, generator=random, dtype=torch.float64) for n in "qkv"}
     call = Call(t | {"decay": -torch.rand(1, 4500, 4, generator=random, dtype=torch.float64)})
@@ -249,7 +249,7 @@ def test_outputs_larger_than_the_caches(isa, dtype):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_are_the_whole(isa, kind):
-    """Token by token, each with the state of the one before."""
+    """Token by token, with the state passed on."""
     call = make(kind, "BTHK", B=2, T=6, K=18, V=20, H=2).to(torch.float32)
     whole, state, outputs = call(**CPU), {n: call.tensors[n] for n in cases.ROWS if n in call.tensors}, []
     for t in range(6):

@@ -29,13 +29,13 @@ def test_full_graph(kind, lengths):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_opcheck(kind):
-    """On the arguments that the public door passes on."""
+    """On the arguments from the public function."""
     check_operators(sample(kind, LENGTHS), "cpu", "cpu_linear_attention", "cpu_linear_attention_backward")
 
 
 @pytest.mark.usefixtures("_fresh")
 def test_every_output_of_the_operator_is_written():
-    """Of these sequences two have a chunk each, and there is room for five: what is written to none would differ from call to call."""
+    """Two of five possible chunks are used; unwritten memory would differ from call to call."""
     call = make("plain", "BTH", B=1, T=66, H=2, Hk=1, K=6, V=5, lengths=(0, 20, 46, 0)).to(torch.float32)
     with Seen() as seen:
         gradients(call, backend="cpu")

@@ -1,4 +1,4 @@
-"""Products of matrices with a few vectors, and what stands around them."""
+"""Products of matrices with a few vectors, and fused neighbouring operations."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_products(isa, rows, N, K, dtype):
 
 @pytest.mark.parametrize("dtype", list(LIMIT))
 @pytest.mark.parametrize("weight", [0, 1, 2])
-def test_what_stands_around_them(isa, weight, dtype):
+def test_fused_neighbours(isa, weight, dtype):
     x, gate, residual = (normal(3, n, dtype=dtype) for n in (60, 60, 37))
     a, b = normal(37, 60, dtype=dtype), normal(37, 60, dtype=dtype)
     shape = [None, (20,), (3, 20)][weight]
@@ -70,7 +70,7 @@ def test_finishes(isa, rows, dtype):
 def test_steps_alone_are_exact_to_their_last_digits(isa, name):
     x = torch.cat([torch.linspace(-120, 120, 100_000), torch.randn(50_000), torch.randn(50_005) * 1e-4]).view(-1, 17)
     wanted = door.finished(x.double(), [(name, None)])
-    there = (wanted.abs() >= 2.0**-124) & (wanted.abs() <= torch.finfo(torch.float32).max)  # below, halves count as 0
+    there = (wanted.abs() >= 2.0**-124) & (wanted.abs() <= torch.finfo(torch.float32).max)  # smaller halves may be 0
     y = door.stepped(x, [(name, None)])
     assert ((y - wanted) / wanted)[there].abs().max() <= 4e-7
     assert bool((y[wanted == torch.inf] == torch.inf).all()) and bool((y[wanted.abs() < 2.0**-127] == 0).all())
@@ -126,7 +126,7 @@ def test_the_same_bits_for_any_number_of_threads_and_vectors(threads):
 
 
 @pytest.mark.usefixtures("native")
-def test_what_it_does_not_take():
+def test_refusals():
     w, x = torch.zeros(3, 4), torch.zeros(1, 4)
     assert cpu.refusal(x, w) is None
     assert "more than 8 vectors" in cpu.refusal(torch.zeros(9, 4), w)

@@ -1,4 +1,4 @@
-"""The threads: every index once, whoever asks, after a fork, and at the end of a process."""
+"""The thread pool: every index once, from any thread, after a fork, and at the end of a process."""
 
 import sys
 import time
@@ -51,7 +51,7 @@ print(wrong)
 
 
 def test_one_short_job_after_the_other(programs):
-    """A thread that is late in one job takes nothing of the next, however much larger that is: nothing hangs, and nothing is left out."""
+    """A late thread takes no work of the next, larger job: no hang, and no index is skipped."""
     assert [done.stdout for done in programs.together([("-c", STORM)] * 2, seconds=60)] == ["0\n"] * 2
 
 
@@ -73,7 +73,7 @@ print("runtimes of threads:", len(runtimes))
 def test_a_process_forks_and_ends_while_its_threads_wait(programs):
     done = programs.python("-c", PROCESS)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout == "runtimes of threads: 1\n"  # torch's; there is no second
+    assert done.stdout == "runtimes of threads: 1\n"  # only torch's
 
 
 FEW = """
@@ -128,7 +128,7 @@ fork()
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
 def test_long_jobs_are_those_of_torch_s_threads(programs):
-    """Which spin after torch's operations: other threads would share the cores with that. A forked child has none of them."""
+    """Torch's threads spin after its operations, so others would share their cores. A forked child has none of them."""
     done = programs.python("-c", LONG)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -139,7 +139,7 @@ def test_subnormal_numbers_count_again_afterwards():
 
 
 def test_threads_that_have_nothing_to_do_sleep(threads):
-    """A thread that spins takes the core from who has work: beside a busy process every call would wait for turns of the scheduler."""
+    """Spinning threads would take cores from a busy process, so that every call waits for the scheduler."""
     threads(4)
     assert copied(20_003)
     before = time.process_time()

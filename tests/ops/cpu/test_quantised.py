@@ -67,7 +67,7 @@ def test_products(every_isa, rows, size, dtype):
 
 
 @pytest.mark.parametrize("size", [(37, 128, None), (37, 128, 64)])
-def test_what_stands_around_them(every_isa, size):
+def test_fused_neighbours(every_isa, size):
     a, b, plain = matrix(*size), matrix(*size), torch.randn(9, 128)
     x, gate, residual, bias = torch.randn(3, 128), torch.randn(3, 128), torch.randn(3, 37), torch.randn(37)
     weight = torch.randn(32)
@@ -96,7 +96,7 @@ def test_not_a_number_stays_one(every_isa):
 
 
 def test_scales_of_other_rows_do_not_matter(every_isa):
-    """An infinite scale stays in its row; rows end within a vector of codes, so that the next row's are read along."""
+    """An infinite scale affects only its row; rows end within a vector of codes, so the next row's are loaded too."""
     w, x = matrix(8, 96, 32), torch.randn(1, 96)
     before = door.linears(x, [w], [None])[0]
     w.scale[5] = torch.inf

@@ -1,4 +1,4 @@
-"""The tests of the kernels once more, with the sanitizers of addresses and of undefined behaviour, in a process of their own."""
+"""The tests of the kernels under address and undefined-behaviour sanitizers, in a separate process."""
 
 import os
 import subprocess
@@ -11,13 +11,13 @@ from linattn.ops.cpu import build
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-ABOVE = "contract or compiled or full_graph or faster or forks"  # no call of a kernel that the others have not, and slow in here
-OTHERS = ("test_arm.py", "test_build.py", "test_threads.py", Path(__file__).name)  # which build libraries and programs of their own
+ABOVE = "contract or compiled or full_graph or faster or forks"  # slow tests without further kernel calls
+OTHERS = ("test_arm.py", "test_build.py", "test_threads.py", Path(__file__).name)  # these build their own libraries and programs
 FILES = sorted(path for path in HERE.glob("test_*.py") if path.name not in OTHERS)
 
 
 def runtime():
-    """The library that has to be loaded before Python."""
+    """The sanitizer's runtime, to be preloaded."""
     try:
         command, _ = build._compiler()
     except build.NoCompilerError as error:
@@ -33,7 +33,7 @@ def runtime():
 def test_clean_under_the_sanitizers():
     environment = {n: x for n, x in os.environ.items() if not n.startswith("PYTEST")}
     environment |= {"LD_PRELOAD": runtime(), "LINATTN_CPU_SANITIZE": "1", "OMP_NUM_THREADS": "1"}
-    environment |= {"ASAN_OPTIONS": "detect_leaks=0"}  # Python's own
+    environment |= {"ASAN_OPTIONS": "detect_leaks=0"}  # leaks of Python itself
     build.build(sanitize=True)
     command = [
         sys.executable,

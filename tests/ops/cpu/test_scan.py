@@ -103,7 +103,7 @@ def test_without_an_initial_state(isa, kind):
 
 
 @pytest.mark.parametrize("D", [5, 70])
-def test_a_reset_forgets_even_what_is_infinite(isa, D):
+def test_a_reset_clears_infinities(isa, D):
     a = arguments("sum", 70, D=D)
     a["decay"][:, 30] = -torch.inf
     a["decay"][:, 40, 2] = -1e4
@@ -213,7 +213,7 @@ def test_what_it_refuses_goes_to_the_portable_form(capsys):
     close(mapped, [linattn.running_max(a["decay"], a["x"])])
     with pytest.raises(ValueError, match="vmap"):
         torch.func.vmap(lambda d, x: linattn.running_max(d, x, backend="cpu"))(a["decay"][None], a["x"][None])
-    with torch.autograd.forward_ad.dual_level():  # the sum is linear in x: its tangent is the sum of x's
+    with torch.autograd.forward_ad.dual_level():  # the sum is linear in x, so its tangent is the sum of x's
         dual = torch.autograd.forward_ad.make_dual(a["x"], a["x"].flip(1))
         tangent = torch.autograd.forward_ad.unpack_dual(linattn.diagonal_scan(a["decay"], dual)).tangent
         close([tangent], [linattn.diagonal_scan(a["decay"], a["x"].flip(1))])

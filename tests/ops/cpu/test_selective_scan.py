@@ -149,7 +149,7 @@ def test_any_memory_layout(isa):
 
 
 def test_any_memory_layout_of_time_steps(isa):
-    """One for all channels, and tokens side by side with gaps behind them and signs that are turned."""
+    """Shared by all channels, and tokens contiguous with gaps, as negative views."""
     a = arguments(33, 2, 40)
     shared = a["dt"][..., 0].contiguous()[..., None].expand_as(a["dt"])
     turned = torch._neg_view(-torch.cat([a["dt"], a["dt"]], 1).mT.contiguous())[..., :33].mT
@@ -234,15 +234,15 @@ def test_transformers(isa, transformers_scan):
 
 @pytest.mark.usefixtures("native")
 def test_faster_than_the_loop_of_transformers(threads, transformers_scan):
-    threads(1)  # those of a pool that wait for their turn beside busy processes would be counted as working
+    threads(1)  # waiting threads of a pool would count as busy time
     a = arguments(512, 1, 512, strength=0.1)
     del a["initial_state"]
 
     @torch.no_grad()
     def seconds(function):
         times = []
-        for _ in range(5):  # the first pages memory in
-            start = time.process_time()  # other processes share the cores
+        for _ in range(5):  # the first run faults pages in
+            start = time.process_time()  # processor time, since other processes share the cores
             function(a)
             times.append(time.process_time() - start)
         return min(times)
@@ -253,7 +253,7 @@ def test_faster_than_the_loop_of_transformers(threads, transformers_scan):
 
 
 def gated(a, apart=False):
-    """With a bias and a softplus for the time steps and a gate for the outputs; ``apart``: tokens of dt side by side, not channels."""
+    """With bias and softplus of time steps and an output gate; ``apart``: dt is contiguous over tokens."""
     random = torch.Generator().manual_seed(9)
     dt = torch.randn(a["dt"].shape, generator=random).to(a["dt"].dtype)
     dt = dt.mT.contiguous().mT if apart else dt
@@ -303,7 +303,7 @@ def test_refusals_of_time_steps_and_gates():
     for name, t in (("bias", torch.ones(3)), ("z", torch.ones(1, 5, 3)), ("z", a["z"].double())):
         with pytest.raises(ValueError, match=name):
             run(a | {name: t}, softplus=True)
-    leaf = a | {"x": a["x"].clone().requires_grad_()}  # gradients are another way through
+    leaf = a | {"x": a["x"].clone().requires_grad_()}  # gradients take another code path
     for name, t in (("dt", torch.ones(1, 5, 7)), ("dt", a["dt"].double()), ("dt", a["dt"].long()), ("x", torch.ones(5, 4))):
         with pytest.raises(ValueError, match=f"{name} must "):
             run(leaf | {name: t}, softplus=True)

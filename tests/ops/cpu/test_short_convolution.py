@@ -53,7 +53,7 @@ def test_a_wide_weight_beside_half_precision(isa):
 
 
 def test_parts_of_a_larger_tensor(isa):
-    """A slice of the channels, every second token, and the channels first in memory: what it is, not where it lies."""
+    """A slice of the channels, every second token, and channels-first strides give equal results."""
     a = arguments(40, D=24)
     whole = torch.randn(2, 80, 60)
     for x in (whole[:, ::2, 7:31], whole.mT[:, 1:41, :24], whole[:, :40, ::2][..., :24]):
@@ -86,7 +86,7 @@ def test_a_nan_goes_no_further_than_its_taps(isa, at):
 def test_silu_of_any_size(isa, z):
     a = {"x": torch.full((1, 3, 5), z), "weight": torch.ones(5, 1, 1)}
     mine, wanted = everything(a, weights=torch.ones(1, 3, 5)), everything(a, "torch", weights=torch.ones(1, 3, 5))
-    torch.testing.assert_close(mine["y"], wanted["y"], rtol=1e-6, atol=1e-36)  # below, an exponential counts as 0
+    torch.testing.assert_close(mine["y"], wanted["y"], rtol=1e-6, atol=1e-36)  # smaller exponentials may be 0
     torch.testing.assert_close(mine["x"], wanted["x"], rtol=1e-6, atol=1e-35)
 
 

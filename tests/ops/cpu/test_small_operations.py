@@ -1,4 +1,4 @@
-"""Small operations of a step are those of torch, for any strides and dtypes that they take, and the rest is left to torch."""
+"""Small operations of a step equal torch's for all supported strides and dtypes; torch runs the rest."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("isa")
 
 
 def check(target, *args, digits=0.0, **kwargs):
-    """Compare with torch within one rounding, and within ``digits`` of 1; the result's memory begins as NaN."""
+    """Compare with torch within one rounding, and within ``digits`` of 1; the result's memory is initialised with NaN."""
     wanted = target(*args, **kwargs)
     value = torch.full_like(wanted, torch.nan)
     operation = small(target, args, kwargs, value)
@@ -53,11 +53,11 @@ def test_the_others(dtype):
     check(aten.cat.default, [x, y], -1)
     check(aten.to.dtype, x, torch.float32)
     check(aten.to.dtype, x.float()[:, 1:3], dtype)
-    check(aten.sum.dim_IntList, x.float(), [-1], True, digits=2e-6)  # of terms that cancel
+    check(aten.sum.dim_IntList, x.float(), [-1], True, digits=2e-6)  # cancelling terms
     check(aten.linalg_vector_norm.default, x.float(), 2.0, [-1], True)
     weight, bias = torch.randn(33).to(dtype), torch.randn(33).to(dtype)
     check(aten.layer_norm.default, x, [33], weight, bias, 1e-3)
-    check(aten.layer_norm.default, 3 + x.float(), [33], digits=1e-6)  # numbers near 3 and their mean have digits of 2.4e-7
+    check(aten.layer_norm.default, 3 + x.float(), [33], digits=1e-6)  # numbers near 3 and their mean have a spacing of 2.4e-7
 
 
 def test_what_is_left_to_torch():
@@ -70,7 +70,7 @@ def test_what_is_left_to_torch():
     assert refused(aten.add.Tensor, x, x, alpha=2)
     assert refused(aten.softplus.default, x, 2.0)  # of a multiple of x
     assert refused(aten.add.Tensor, x, torch.arange(6))  # of integers
-    assert refused(aten.mul.Tensor, x.mT, x.mT.contiguous())  # whose columns are not neighbours
+    assert refused(aten.mul.Tensor, x.mT, x.mT.contiguous())  # columns are not contiguous
     assert refused(aten.mul.Tensor, torch.randn(small_operations.FEW + 1), 2.0)
     assert refused(aten.sum.dim_IntList, x, [0], True)
     assert refused(aten.linalg_vector_norm.default, x, 1.0, [-1], True)

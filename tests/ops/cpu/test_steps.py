@@ -25,7 +25,7 @@ def test_selective_with_less(isa):
 
 
 def test_time_steps_of_every_size(isa):
-    """A softplus of large numbers is they, and one of very negative ones is not 0 but their exponential."""
+    """The softplus of a large number is the number, of a very negative one its exponential, not 0."""
     dt = torch.tensor([-80.0, -30.0, -17.0, -3.0, -1e-3, 0.0, 1e-3, 3.0, 17.0, 30.0, 80.0])
     state, one = torch.zeros(1, len(dt), 1), torch.ones(1, 1)
     case = Token(state, {"x": torch.ones(1, len(dt)), "dt": dt[None], "A": torch.zeros(len(dt), 1), "B": one, "C": one}, {"softplus": True})
@@ -34,12 +34,12 @@ def test_time_steps_of_every_size(isa):
 
 
 def test_a_slow_decay_does_not_drift(isa):
-    """A factor rounded to float32 is up to 3e-8 off: 9e-6 of the state after 300 steps."""
+    """A factor rounded to float32 errs by up to 3e-8: 9e-6 of the state after 300 steps."""
     for turned in (False, True):
         check_drift(token(17, 3, heads=1, turned=turned), "cpu", 300)
 
 
-def test_a_reset_forgets_whatever_was_there(isa):
+def test_a_reset_clears_the_state(isa):
     for turned in (False, True):
         case = token(5, 3, heads=2, turned=turned)
         case.tensors["A"], case.options["limit"] = torch.full((2, 5, 3), -2000.0), (1.0, 2.0)

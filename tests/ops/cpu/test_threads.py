@@ -1,4 +1,4 @@
-"""The pool under ThreadSanitizer: no two threads touch the same memory without an order between them."""
+"""The thread pool under ThreadSanitizer: no data races."""
 
 import os
 import shutil
@@ -10,12 +10,12 @@ import pytest
 from linattn.ops.cpu import build
 
 pytestmark = pytest.mark.slow
-FIXED = ["setarch", os.uname().machine, "-R"]  # addresses of their own choice take places that the sanitizer wants
+FIXED = ["setarch", os.uname().machine, "-R"]  # without address randomisation, which may overlap the sanitizer's memory
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    """The pool and what calls it, or a skip: the process says first whether it runs at all."""
+    """The test program of the pool; skips if the sanitizer cannot run."""
     path = tmp_path_factory.mktemp("threads") / "threads"
     try:
         command, _ = build._compiler()

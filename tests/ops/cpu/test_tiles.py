@@ -1,4 +1,4 @@
-"""The chunks of ``linear_attention`` on AMX's tiles and by AVX512-BF16: within the tolerances of bfloat16, values and gradients."""
+"""Chunks of ``linear_attention`` by AMX tiles and AVX512-BF16: within the tolerances of bfloat16, values and gradients."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_values_and_gradients(tiles, kind, rank, B, T, H, Hk, K, V):
     check_gradients(call, BFLOAT16, **CPU)
     here, there = gradients(call.to(BFLOAT16), **CPU), on_vectors(call.to(BFLOAT16))
     outputs, grads = ({name for name in one if not torch.equal(one[name], two[name])} for one, two in zip(here, there, strict=True))
-    # Nearly the same, but it has run elsewhere: all but the delta rule's forward pass by dot products, and its sums of decays.
+    # Close, but by other code: all but the delta rule's forward pass by dot products, and its sums of decays.
     assert ("o" in outputs) == (kind == "plain" or tiles == "amx")
     assert ({"q", "k", "v"} <= grads) == (kind == "plain" or rank != "H")
 
@@ -72,7 +72,7 @@ def test_decays_of_every_strength_with_resets(kind, rank):
 @pytest.mark.parametrize("strength", [1e-5, 1.0, 5.0, 30.0, INF])
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_strength(kind, strength):
-    """The gradient of the decay too, small as it is beside the others where decays are strong."""
+    """Including the decay's gradient, which is small for strong decays."""
     call = make(kind, "BTH", B=1, T=80, H=1, K=32, V=16)
     check_gradients(call.with_(decay=torch.full_like(call.tensors["decay"], -strength)), BFLOAT16, **CPU)
 
@@ -86,7 +86,7 @@ def test_slow_decays_do_not_drift():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_crosses_a_reset(kind):
-    """Forwards no bit, backwards no gradient."""
+    """Earlier tokens change no later bit, and get no gradient."""
     call = make(kind, "BTH", B=1, T=150, H=1, K=32, V=32).to(BFLOAT16)
     for wall in (1, 31, 64, 100):
         decay = call.tensors["decay"].clone()
@@ -106,7 +106,7 @@ def test_nothing_crosses_a_reset(kind):
 
 
 def after(call: Call, wall: int) -> dict[str, torch.Tensor]:
-    """Gradients of what is read behind the wall and of the final state."""
+    """Gradients of the outputs after the reset and of the final state."""
     leaves = {n: t.clone().requires_grad_() for n, t in call.tensors.items()}
     out = call.with_(**leaves)(**CPU)
     loss = out["o"][:, wall:].float().square().sum() + out["S"].square().sum()
@@ -135,7 +135,7 @@ def test_threads_runs_and_layouts_change_no_bit(kind, B, H, Hk, threads):
     before = gradients(call, **CPU)
     t = call.tensors
     heads_first = call.with_(**{n: t[n].transpose(1, 2).contiguous().transpose(1, 2) for n in call.timed})
-    beside_others = call.with_(**{n: torch.cat([t[n][..., :1], t[n]], -1)[..., 1:] for n in "qkv"})  # at odd addresses, too
+    beside_others = call.with_(**{n: torch.cat([t[n][..., :1], t[n]], -1)[..., 1:] for n in "qkv"})  # at odd addresses too
     for count, same in ((1, call), (2, call), (5, call), (2, heads_first), (2, beside_others)):
         threads(count)
         for one, two in zip(before, gradients(same, **CPU), strict=True):
@@ -143,7 +143,7 @@ def test_threads_runs_and_layouts_change_no_bit(kind, B, H, Hk, threads):
 
 
 def test_from_chunk_to_chunk_the_state_keeps_its_digits():
-    """Rounded at every chunk it would lose them, here where all is written at the start."""
+    """Rounding at every chunk would lose them, here with all writes at the start."""
     call = make("plain", "none", B=1, T=64 * 40, H=1, K=16, V=16).to(BFLOAT16)
     call = call.with_(k=call.tensors["k"] * (torch.arange(64 * 40) < 64)[:, None, None])
     same = call.tokens(0, 64)(**CPU)["S"]
@@ -152,7 +152,7 @@ def test_from_chunk_to_chunk_the_state_keeps_its_digits():
 
 @pytest.mark.parametrize("rank", ["none", "BTH"])
 def test_similar_keys_at_beta_two(rank):
-    """Every chunk errs, and no later one forgets it: what is written must be exact to more digits than bfloat16 has."""
+    """Errors of all chunks accumulate without decay, so writes need more than bfloat16's precision."""
     call = similar_keys(200)
     if rank != "none":
         call = call.with_(decay=make("beta", rank, B=1, T=200, H=1, K=64, strength=(1e-4, 0.01)).tensors["decay"])
@@ -166,14 +166,14 @@ def test_similar_keys_at_beta_two(rank):
 
 
 def test_the_gradient_of_a_constant_decay_is_summed_on_vectors():
-    """More of the sum cancels under the delta rule than rounded numbers can tell."""
+    """The sum cancels too much under the delta rule for bfloat16 operands."""
     call = make("beta", "H", B=1, T=129, H=2, Hk=2, K=64, V=64, strength=(1e-4, 0.01)).to(BFLOAT16)
     grads, wanted = gradients(call, **CPU)[1], gradients(call.double(), backend="reference")[1]
     assert (grads["decay"] - wanted["decay"]).norm() < 1e-4 * wanted["decay"].norm()
 
 
 def test_beta_of_zero_has_a_gradient():
-    """It is formed from what was missed, not from what was written."""
+    """It follows from the prediction error, not from the write."""
     call = make("beta", "BTH", B=1, T=100, H=2, K=32, V=32)
     call = call.with_(beta=call.tensors["beta"] * (torch.arange(100) % 3 > 0)[:, None])
     check_gradients(call, BFLOAT16, **CPU)

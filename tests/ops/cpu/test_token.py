@@ -1,4 +1,4 @@
-"""A single token has the bits of a block in which it is alone, and its state is read and written where it lies."""
+"""A single token has the bits of a block of one, and its state is updated in place."""
 
 import itertools
 
@@ -30,7 +30,7 @@ def arguments(rule, rank, normalized, dtype, shape):
 @pytest.mark.parametrize("shape", [(1, 8, 1, 20, 40), (2, 4, 2, 7, 17), (1, 1, 1, 6, 70), (9, 2, 1, 3, 5)])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_token_has_the_bits_of_a_block(isa, rule, shape):
-    """A pass that saves states for its gradients takes blocks."""
+    """A pass that saves states for backward uses blocks."""
     for rank, normalized, dtype in itertools.product(range(3), (False, True), (torch.float32, torch.bfloat16)):
         given = arguments(rule, rank, normalized, dtype, shape)
         one, block = (linear_attention.forward(*given, keeps)[:4] for keeps in (False, True))
@@ -42,7 +42,7 @@ def test_a_token_has_the_bits_of_a_block(isa, rule, shape):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_bound_step_goes_on_from_its_own_state(isa, rule):
-    """Three tokens in place, beside three passes from state to state."""
+    """Three tokens in place, against three passes with returned states."""
     given = arguments(rule, 2, True, torch.float32, (1, 3, 1, 20, 40))
     o, denominator, run = linear_attention.bound_step(*(t.clone() if isinstance(t, torch.Tensor) else t for t in given))
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Arithmetic of the vectors: exponentials, and numbers of 16 bits."""
+"""Vector arithmetic: exponentials, and 16-bit numbers."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_exponentials(isa, base_two):
 @pytest.mark.parametrize("base_two", [False, True])
 def test_exponentials_of_no_numbers(isa, base_two):
     x = torch.tensor([-torch.inf, torch.nan, -1e30, -torch.inf, -1e-45])
-    x = torch.cat([x, torch.tensor([0x7F800001, -1, 0x7FABCDEF], dtype=torch.int32).view(torch.float32)])  # NaN of other bits
+    x = torch.cat([x, torch.tensor([0x7F800001, -1, 0x7FABCDEF], dtype=torch.int32).view(torch.float32)])  # other NaN patterns
     y = library.empty(x.shape)
     call("exp_below", x, y, base_two, len(x))
     assert torch.equal(y[[0, 2, 3, 4]], torch.tensor([0.0, 0, 0, 1])) and bool(y[[1, 5, 6, 7]].isnan().all())
@@ -51,7 +51,7 @@ def test_numbers_are_rounded_to_16_bits(isa, dtype):
     many = torch.randn(100_003) * 10.0 ** torch.empty(100_003).uniform_(-9, 6)
     limits = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 65519.9, 65520.0, 65504.0, 2.0**-25, 3 * 2.0**-25, 3.4e38])
     x = torch.cat([exact, middles, many, limits, torch.tensor([0x7F800001, -1], dtype=torch.int32).view(torch.float32)])
-    x = x[(x.abs() >= 2.0**-126) | (x == 0) | x.isnan()]  # below, both sides count as 0 or not, as the processor was told
+    x = x[(x.abs() >= 2.0**-126) | (x == 0) | x.isnan()]  # subnormals are 0 or not, depending on the processor's mode
     y = library.empty(x.shape, dtype)
     call("convert", x, DTYPES[torch.float32], y, DTYPES[dtype], len(x))
     assert same(y.float(), x.to(dtype).float())

@@ -1,12 +1,12 @@
-"""What a call of the kernels launches, compiled for Hopper without one: ``python -m tests.ops.triton.compiling beta BTHK bfloat16``.
+"""Compilation for Hopper, without one, of the kernels that a call launches: ``python -m tests.ops.triton.compiling beta BTHK bfloat16``.
 
-With ``gluon`` as a fourth word, the kernels that a Hopper gets: those in Gluon where there are any; with ``wide``, those for 256 values;
-with ``parts``, those of a process that has a part of the sequence; with ``busy``, those for as many heads as keep it busy.
+A fourth word ``gluon`` selects the kernels used on a Hopper, in Gluon where there are any; ``wide``, those for 256 values;
+``parts``, those of a process with a part of the sequence; ``busy``, those for enough heads to keep the card busy.
 With ``ampere``, for a small Ampere (sm_86) and the largest heads. Without a word, the kernel of hopper/trial.py.
 
-Prints a JSON list of the kernels with their shared memory in bytes, the number of tensor core instructions, the barriers that are
-not alone in their memory, and what ptxas says: registers and bytes spilled of a thread, and whether it has products of warpgroups wait
-for each other. The triton is the one that is installed, or first on PYTHONPATH.
+Prints a JSON list of the kernels with their shared memory in bytes, the number of tensor core instructions, barriers whose memory is
+reused, and ptxas' report: registers and spilled bytes of a thread, and whether wgmma products are serialised. Uses the installed
+triton, or the first on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from triton.runtime.jit import JITFunction
 
 
 class Driver:
-    """A device that takes part in compiling alone."""
+    """A device only for compilation."""
 
     def __init__(self, capability: int = 90):
         self.capability = capability
@@ -46,7 +46,7 @@ class Driver:
 
 
 class Second:
-    """The second of three processes, to which the others send zeros."""
+    """The second of three processes, which receives zeros from the others."""
 
     rank, ranks, joined, passes = 1, 3, True, True
 
@@ -55,7 +55,7 @@ class Second:
 
 
 def not_alone(ptx: str) -> list[int]:
-    """Addresses of barriers [8 bytes] where another barrier is made, or where something is stored that the warps are handed."""
+    """Addresses of barriers [8 bytes] whose memory is reused for another barrier or for arguments of warps."""
     bases = dict.fromkeys(re.findall(r"mov\.b32\s+(%r\d+), global_smem;", ptx), 0)
     places = {name: int(offset) for name, base, offset in re.findall(r"add\.s32\s+(%r\d+), (%r\d+), (\d+);", ptx) if base in bases}
     barriers = [(bases | places)[name] for name in re.findall(r"mbarrier\.init\S* \[(%r\d+)\]", ptx)]
@@ -65,7 +65,7 @@ def not_alone(ptx: str) -> list[int]:
 
 
 def resources(ptx: str, arch: int) -> dict[str, int | bool]:
-    """What ptxas says of a kernel, the one that this triton compiles with."""
+    """Report of this triton's ptxas on a kernel."""
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(ptx)
         file.flush()
@@ -88,7 +88,7 @@ def trial() -> list[dict]:
 
 
 def kernels(kind: str, rank: str, dtype: torch.dtype, how: str = "") -> list[dict]:
-    """Of a forward and a backward pass over 2048 tokens of one head, K = V = 128; ``how`` as above."""
+    """Kernels of a forward and a backward pass over 2048 tokens of one head, K = V = 128; ``how`` as above."""
     from linattn.ops import checks
     from linattn.ops.inputs import Given
     from linattn.ops.triton import hopper, launch

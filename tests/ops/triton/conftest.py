@@ -14,7 +14,7 @@ if INTERPRETED:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """What is not interpreted needs a GPU."""
+    """Mark tests as GPU tests unless interpreted."""
     for item in items:
         if not INTERPRETED and HERE in item.path.parents:
             item.add_marker("gpu")
@@ -30,7 +30,7 @@ def device() -> str:
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    """Segments of 256 tokens, interpreted chunks of 16 and segments of 32: a few tokens then meet every border."""
+    """Segments of 256 tokens, interpreted chunks of 16 and segments of 32: so that few tokens cross all borders."""
     from linattn.ops.triton import table
 
     monkeypatch.setattr(table, "FEWEST", 2)
@@ -43,7 +43,7 @@ def small_pieces(monkeypatch):
 
 @pytest.fixture(autouse=not INTERPRETED)
 def waited_for():
-    """A fault on the device fails the test that made it, not the one after."""
+    """Synchronise, so that a fault on the device fails the test that caused it."""
     import torch
 
     yield

@@ -1,4 +1,4 @@
-"""Where the kernels are tested, in what dtypes, and what their numbers are held against."""
+"""Device, dtypes and reference of the kernels' tests."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if INTERPRETED:
 DEVICE = "cpu" if INTERPRETED else "cuda"
 HALVES = (torch.float16,) if INTERPRETED else (torch.float16, torch.bfloat16)  # the interpreter multiplies bfloat16 wrongly
 DTYPES = (torch.float32, *HALVES)
-SIZE = dict(K=6, V=5) if INTERPRETED else dict(K=64, V=64)  # where a test is about something else; few sizes compile soon
-LATER = pytest.mark.slow if INTERPRETED else ()  # a second is much under the interpreter
-EXACT_BACKEND = "reference" if INTERPRETED else "torch"  # sooner there, and in float64 the reference to 3e-15 of what it sums
+SIZE = dict(K=6, V=5) if INTERPRETED else dict(K=64, V=64)  # default sizes, few, to limit compilation
+LATER = pytest.mark.slow if INTERPRETED else ()  # slow under the interpreter
+EXACT_BACKEND = "reference" if INTERPRETED else "torch"  # faster, and in float64 equal to the reference to 3e-15 of the summands
 
 
 def first(chosen: Container, rows: Iterable[tuple]) -> list:
-    """All ``rows`` of parameters, of which `make test` runs those whose first or whole is ``chosen``; a GPU runs them all."""
+    """All ``rows`` of parameters; `make test` runs those whose first entry, or the row, is ``chosen``, a GPU all."""
     return [row if row in chosen or row[0] in chosen else pytest.param(*row, marks=LATER) for row in rows]
 
 
@@ -43,7 +43,7 @@ def here(call: Call) -> Call:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Within it memory that nobody has written to is full of NaN."""
+    """Context in which new memory is filled with NaN."""
     assert torch.utils.deterministic.fill_uninitialized_memory
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
@@ -74,12 +74,12 @@ def ratios(
 
 
 def check(unrounded: Call, dtype: torch.dtype, **how) -> None:
-    """Values and the gradients of all arguments, rounded to ``dtype``, are as exact as they have to be."""
+    """Values and the gradients of all arguments, rounded to ``dtype``, are within tolerance."""
     wrong = {name: f"{ratio:.3g} x" for name, ratio in ratios(unrounded, dtype, **how).items() if not ratio <= 1}
     assert not wrong, f"errors of so many times what is allowed: {wrong}"
 
 
 def check_tame(call: Call, dtype: torch.dtype, **how) -> None:
-    """The same for a recurrence that has to be tame before anything is claimed of it."""
+    """The same, only for a stable recurrence."""
     assert admitted(call.to(dtype))
     check(call, dtype, **how)

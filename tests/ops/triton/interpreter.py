@@ -1,4 +1,4 @@
-"""Triton's interpreter, mended for the NumPy of the lock and for Triton 3.9, and made several times as fast.
+"""Triton's interpreter, patched for the locked NumPy and Triton 3.9, and several times as fast.
 
 Importing this before a kernel runs is enough.
 """
@@ -28,7 +28,7 @@ _patched: set[object] = set()  # modules of the language that are patched while 
 
 
 def _patch_builtin(package, builder, scope):
-    """What is patched in a package is looked up once; a patched function calls its own without the wrappers between."""
+    """Look up patches of a package once; patched functions call each other without intermediate wrappers."""
     if package not in _builtins:
         members = inspect.getmembers(package, tl.core.is_builtin)
         _builtins[package] = [(name, inspect.unwrap(member)) for name, member in members]
@@ -46,13 +46,13 @@ def _with_semantic(function, semantic):
 
 
 def _patch_lang_tensor(tensor, scope):
-    """A bound of a loop is an array of one element, which NumPy 2.4 no longer takes for an index."""
+    """Convert loop bounds, arrays of one element that NumPy 2.4 no longer accepts as an index."""
     _patch(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
 
 def _patch_lang(fn):
-    """What is patched for the kernel holds for the functions that it calls; the original patches all of it again in each call."""
+    """Patch once per kernel, including the functions that it calls; the original patches again in each call."""
     seen = {m for m in (tl, tl.core) if any(m is value for value in fn.__globals__.values())}
     if seen and seen <= _patched:
         return interpreter._LangPatchScope()
@@ -69,12 +69,12 @@ def _patch_lang(fn):
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
-    """The numbers of a shape, which may be constants of the language."""
+    """Sizes of a shape, which may be constexprs."""
     return tuple(size.value if isinstance(size, tl.constexpr) else size for size in shape)
 
 
 def _block_type(self, element_ty: tl.dtype, shape: Any) -> None:
-    """Most of the interpreter's time goes into types of blocks; what follows from the same shape is made once."""
+    """Cached block types by shape, which took most of the interpreter's time."""
     sizes = _sizes(shape)
     key = element_ty.name, sizes
     if key not in _blocks:
@@ -84,7 +84,7 @@ def _block_type(self, element_ty: tl.dtype, shape: Any) -> None:
 
 
 def _tensor(self, handle: TensorHandle, type: tl.dtype) -> None:  # noqa: A002  (named so in the original)
-    """A tensor whose shape in constants is that of the last one of this shape."""
+    """A tensor with the cached constexpr shape."""
     key = type.sizes if type.is_block() else ()
     if key not in _tensors:
         _make_tensor(self, handle, type)
@@ -93,26 +93,26 @@ def _tensor(self, handle: TensorHandle, type: tl.dtype) -> None:  # noqa: A002  
 
 
 def _numpy_dtype(dtype: tl.dtype) -> np.dtype:
-    """The original makes a table of all types in each call."""
+    """The original builds a table of all types in each call."""
     if dtype.name not in _dtypes:
         _dtypes[dtype.name] = _get_np_dtype(dtype)
     return _dtypes[dtype.name]
 
 
 def _unwrapped(value: Any) -> Any:
-    """``value`` of a constant; a tensor or a number, as most are, has nothing to unwrap."""
+    """``value`` of a constant; tensors and numbers are returned unchanged."""
     return value if type(value) in _PLAIN else _unwrap_any(value)
 
 
 def _operands(self, lhs, rhs, allow_lhs_ptr=False, allow_rhs_ptr=False, arithmetic_check=True, div_or_mod=False):
-    """Two tensors of one type of numbers are not converted (a quotient in half precision is)."""
+    """Return two tensors of equal dtype unconverted (except a quotient in half precision)."""
     if type(lhs) is type(rhs) is tl.tensor and lhs.dtype is rhs.dtype and lhs.dtype.name in _NUMBERS and not div_or_mod:
         return self.broadcast_impl_value(lhs, rhs)
     return _check_operands(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
 
 
 def _broadcast_value(self, lhs, rhs):
-    """Tensors of one shape, and two scalars, are as they have to be."""
+    """Return tensors of equal shape, and two scalars, unchanged."""
     ours, theirs = lhs.type, rhs.type
     if ours.is_block() == theirs.is_block() and (not ours.is_block() or ours.sizes == theirs.sizes):
         return lhs, rhs
@@ -120,7 +120,7 @@ def _broadcast_value(self, lhs, rhs):
 
 
 def _masked(memory_access, place: int):
-    """``memory_access`` with its mask as booleans: spread over a block, those of a scalar are integers, which 3.9 refuses."""
+    """``memory_access`` with a boolean mask: broadcasting a scalar's gives integers, which 3.9 refuses."""
 
     def mended(self, *arguments):
         mask = arguments[place]
@@ -140,7 +140,7 @@ tl.tensor.__init__ = _tensor
 tl.core._unwrap_if_constexpr = _unwrapped
 TritonSemantic.binary_op_type_checking_impl = _operands
 TritonSemantic.broadcast_impl_value = _broadcast_value
-# Each sum of integers is computed a second time in 64 bits, which tests of a few hundred numbers have no use for.
+# Skips the second computation of integer sums in 64 bits, which small tests do not need.
 interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
 InterpreterBuilder.create_masked_load = _masked(InterpreterBuilder.create_masked_load, 1)
 InterpreterBuilder.create_masked_store = _masked(InterpreterBuilder.create_masked_store, 2)

@@ -1,7 +1,7 @@
 """Every kernel once, on few tokens, under compute-sanitizer: ``python -m tests.ops.triton.sanitize [PART ...]``.
 
-memcheck finds what is read or written out of bounds, racecheck what two warps do to shared memory at once. Each tensor has an
-allocation of its own here, so that one byte too far is found.
+memcheck finds accesses out of bounds, racecheck races of warps on shared memory. Each tensor has its own allocation, so that an
+access one byte too far is found.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tests.ops.cases import KINDS
 
 TOOLS = ("memcheck", "racecheck")
 TOKENS = 150
-DTYPES = ("float32", "bfloat16")  # of what is no recurrence
+DTYPES = ("float32", "bfloat16")  # of operations other than the recurrence
 SIZES = {  # K, V, and the dtypes
     "odd": (40, 24, ("bfloat16", "float32")),  # neither a power of two nor a multiple of a block
-    "small": (64, 64, ("bfloat16",)),  # what the kernels for Hopper take
+    "small": (64, 64, ("bfloat16",)),  # sizes of the kernels for Hopper
     "large": (128, 128, ("bfloat16",)),
 }
 
@@ -30,7 +30,7 @@ SIZES = {  # K, V, and the dtypes
 def recurrence(kind: str, size: str) -> None:
     """Forward and backward of every rank of decays with the rule ``kind``, dense and packed, in several segments; decoding.
 
-    In half precision once more with all but q, k and v in float32, as layers give decays and rates.
+    In half precision also with all but q, k and v in float32, as in layers.
     """
     import torch
 
@@ -78,7 +78,7 @@ def others() -> None:
 
 
 def steps() -> None:
-    """What decoding adds: steps in place, and linear maps of one vector and of several, whose channels two programs share."""
+    """Operations of decoding: steps in place, and linear maps of one and several vectors, split between two programs."""
     import torch
 
     from linattn.ops.recurrent_step import recurrent_step_
@@ -102,7 +102,7 @@ def steps() -> None:
 
 
 def synchronize() -> None:
-    """A fault belongs to the part that made it."""
+    """Synchronise, so that a fault is attributed to its part."""
     import torch
 
     if torch.cuda.is_available():

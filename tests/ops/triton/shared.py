@@ -1,6 +1,6 @@
-"""Passes forward and backward in a CUDA graph, each held to the first: ``python -m tests.ops.triton.shared FAMILY SECONDS``.
+"""Forward and backward passes in a CUDA graph, each compared with the first: ``python -m tests.ops.triton.shared FAMILY SECONDS``.
 
-Several such processes at once take turns on the GPU, which then stops kernels in the middle and goes on with them later.
+Several such processes at once share the GPU, which preempts kernels and resumes them later.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import torch
 
 from linattn.bench.gpu import cases, libraries
 
-SHAPE = cases.Shape(256, 256, 1, 64)  # as many short sequences as small models are trained on
-TOGETHER = 20  # replays between two looks
+SHAPE = cases.Shape(256, 256, 1, 64)  # many short sequences, as in the training of small models
+TOGETHER = 20  # replays between comparisons
 
 
 def main(family: str, seconds: float) -> int:
-    """The number of looks at which something differed."""
+    """Return the number of comparisons that failed."""
     x = cases.tensors(cases.Case.of(family, SHAPE, "forward+backward"), "cuda", 0)
     wanted = [t.requires_grad_() for name, t in x.items() if name != "constant"]
     cotangent = torch.randn_like(x["v"])

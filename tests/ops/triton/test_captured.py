@@ -1,4 +1,4 @@
-"""The step that a GPU captures, traced and run with its kernels: with TRITON_INTERPRET=1 on a CPU too."""
+"""The captured step of a GPU, traced and run with its kernels; with TRITON_INTERPRET=1 also on a CPU."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from tests.ops.triton.device import DEVICE, INTERPRETED
 
 @pytest.fixture
 def chosen(monkeypatch):
-    """From its call on, the kernels are chosen where they are interpreted."""
+    """A function from whose call on the interpreted kernels are chosen."""
 
     def choose():
         if INTERPRETED:
@@ -28,13 +28,13 @@ def chosen(monkeypatch):
     return choose
 
 
-LAUNCHES = {"gla": 5, "gated_deltanet": 6}  # of a layer, the feed-forward among them
+LAUNCHES = {"gla": 5, "gated_deltanet": 6}  # of a layer with its feed-forward
 
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("mixer", LAUNCHES)
 def test_a_step(mixer, rows, chosen, monkeypatch):
-    """Where counters come along, two programs share the channels of a tile."""
+    """With counters, two programs share the channels of a tile."""
     tiles = Tiles(16, 16, 16, 1, 4, 2)
     monkeypatch.setattr(linear_tiles, "choose", lambda *_, counters, **__: replace(tiles, SPLIT=2) if counters else tiles)
     lm = LanguageModel(LMConfig(vocab_size=50, dim=32, layers=1, mixer=mixer)).to(DEVICE).eval()
@@ -66,7 +66,7 @@ def test_a_step(mixer, rows, chosen, monkeypatch):
 
 
 def _launches(module) -> int:
-    """Calls that are no views."""
+    """Number of calls other than views."""
     views = {"getitem", "unflatten", "flatten", "unsqueeze", "select", "split_with_sizes", "view_as"}
     names = (n.target.__name__.partition(".")[0] for n in module.graph.nodes if n.op == "call_function")
     return sum(name not in views for name in names)

@@ -1,4 +1,4 @@
-"""Decays of every strength, resets, β at its ends, and where a NaN may go."""
+"""Decays of every strength, resets, extreme β, and the reach of a NaN."""
 
 from itertools import product
 
@@ -21,7 +21,7 @@ MIXED = (WEAK, STRONG)
 @pytest.mark.parametrize(("dtype", "rank"), first([torch.float32], product(DTYPES, ["BTH", "BTHK"])))
 @pytest.mark.parametrize("kind", KINDS)
 def test_mixed_with_resets(kind, rank, dtype):
-    """All strengths and -inf inside one chunk; that of decay is a gradient too."""
+    """All strengths and -inf inside one chunk, with the decay's gradient."""
     call = undivided(with_resets(make(kind, rank, B=1, T=T, H=2, **SIZE, strength=MIXED, seed=4)))
     assert bool(call.tensors["decay"].isinf().any()) and bool(call.tensors["decay"].isfinite().any())
     check_tame(call, dtype)
@@ -32,7 +32,7 @@ def test_mixed_with_resets(kind, rank, dtype):
 )
 @pytest.mark.parametrize("rank", ["BTH", "BTHK"])
 def test_one_strength(rank, kind, strength):
-    """The gradient of the decay too, small as it is beside the others where decays are strong."""
+    """Including the decay's gradient, which is small for strong decays."""
     check(make(kind, rank, B=1, T=T, H=1, **SIZE, strength=(strength, strength)), torch.float32)
 
 
@@ -43,7 +43,7 @@ def test_everything_is_reset_at_every_token(kind):
 
 
 def test_weak_after_strong():
-    """Past a cumulative sum of -4e4 a float32 has 4e-3 left for the differences that count."""
+    """At a cumulative sum of -4e4 float32 resolves differences of 4e-3 only."""
     call = make("plain", "BTHK", B=1, T=3 * CHUNK, H=1, **SIZE, strength=(1e-3, 1e-2))
     decay = call.tensors["decay"].clone()
     decay[:, 3 : 2 * CHUNK - 4 : 2] = -STRONG
@@ -57,7 +57,7 @@ def test_weak_after_strong():
     ("beta", 0.02, 1.0), ("beta", 0.2, 1.0), ("beta", 3.0, 1.0), ("beta", 0.3, 1.4),
 ])  # fmt: skip
 def test_segments_that_have_forgotten_their_beginning(kind, strength, length, packed):
-    """What a segment hands on depends on its last tokens, unless long keys (of ``length``) make the state grow where it decays."""
+    """A segment's final state depends on its last tokens only, unless long keys (of ``length``) make the state grow despite decay."""
     shape = dict(lengths=(1500, 3, 2593)) if packed else dict(B=2, T=4096)
     call = make(kind, "BTH", H=2, K=128, V=128, strength=(strength, strength), **shape)
     check(call.with_(k=call.tensors["k"] * length), torch.bfloat16)
@@ -67,7 +67,7 @@ WALLS = (1, CHUNK - 1, CHUNK, CHUNK + 1) if INTERPRETED else (1, 7, 15, 16, 17, 
 
 
 def walled(kind: str, rank: str, dtype: torch.dtype) -> tuple[Call, torch.Tensor]:
-    """A call whose h-th head forgets everything at ``WALLS[h]``, and which tokens [T, H] stand before it."""
+    """A call whose h-th head is reset at ``WALLS[h]``, and a mask [T, H] of the tokens before."""
     call = make(kind, rank, B=1, T=T, H=len(WALLS), **SIZE)
     wall = torch.arange(T)[:, None] == torch.tensor(WALLS)
     changed = {"decay": call.tensors["decay"].masked_fill(wall if rank == "BTH" else wall[..., None], -INF)}
@@ -80,7 +80,7 @@ def walled(kind: str, rank: str, dtype: torch.dtype) -> tuple[Call, torch.Tensor
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_before_a_reset_changes_a_bit_after_it(kind, rank, dtype):
     call, before = walled(kind, rank, dtype)
-    late = 1 if kind == "bonus" else 0  # the bonus form reads before it fades
+    late = 1 if kind == "bonus" else 0  # bonus reads before the decay
     out, other = values(call), values(disturbed(call, before))
     for h, at in enumerate(WALLS):
         assert not torch.equal(out["o"][:, :at, h], other["o"][:, :at, h])
@@ -92,7 +92,7 @@ def test_nothing_before_a_reset_changes_a_bit_after_it(kind, rank, dtype):
     ("rank", "kind"), first([("BTH", "plain"), ("BTHK", "beta")], product(["BTH", "BTHK"], ["plain", "beta", "erase"]))
 )
 def test_no_gradient_crosses_a_reset(kind, rank):
-    """Exactly none, and behind it the gradients keep their bits when what stands before changes."""
+    """Exactly zero, and later gradients keep their bits if earlier tokens change."""
     call, before = walled(kind, rank, torch.float32)
     (_, grads), (_, others) = (after(c, before) for c in (call, disturbed(call, before)))
     assert not grads["S"].any()
@@ -100,12 +100,12 @@ def test_no_gradient_crosses_a_reset(kind, rank):
         grad, mask = grads[name], before if grads[name].ndim == 3 else before[..., None]
         assert grad.any() and torch.equal(grad.masked_fill(mask, 0.0), others[name].masked_fill(mask, 0.0)), name
         crossed = grad.masked_fill(~mask, 0.0)
-        # A decay's gradient is a sum over the chunk in which what does not concern it cancels, to rounding.
+        # A decay's gradient is a sum over the chunk in which unrelated terms cancel, up to rounding.
         assert error(grad, grad - crossed) < 1e-6 if name == "decay" else not crossed.any(), name
 
 
 def after(call: Call, before: torch.Tensor) -> tuple[dict, dict]:
-    """Gradients of what is read behind the walls and of the final state."""
+    """Gradients of the outputs after the resets and of the final state."""
     leaves = {n: t.clone().requires_grad_() for n, t in call.tensors.items()}
     out = call.with_(**leaves)(backend="triton")
     loss = out["o"].masked_fill(before[..., None], 0.0).square().sum() + out["S"].square().sum()
@@ -137,7 +137,7 @@ def test_similar_keys_cost_bfloat16_no_more_than_its_inputs_do_twice(rank):
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALVES[-1]])
 def test_beta_of_zero(dtype):
-    """It writes nothing, and has a gradient nevertheless."""
+    """It does not write, but has a gradient."""
     call = make("beta", "BTHK", B=1, T=T, H=2, **SIZE)
     beta = call.tensors["beta"].clone()
     beta[:, ::3], beta[:, :, 1] = 0.0, 0.0
@@ -169,7 +169,7 @@ def test_a_nan_stays_in_its_row_and_head_and_in_the_future(kind, rank):
 @pytest.mark.parametrize(("rank", "kind"), first([("BTHK", "erase")], product(["none", "BTH", "BTHK"], KINDS)))
 @pytest.mark.parametrize("dtype", HALVES)
 def test_no_later_token_reaches_an_earlier_output(kind, rank, dtype):
-    """Other tokens from the middle of a chunk on change the outputs before them by no more than the rounding of decays from its middle."""
+    """Changing tokens from the middle of a chunk on changes earlier outputs at most by the rounding of decays."""
     call, other = (here(make(kind, rank, T=T, H=2, **SIZE, seed=seed)) for seed in (0, 1))
     at = T - CHUNK // 2 + 1
     for decay in (dtype, torch.float32):  # trained models have the latter
@@ -192,7 +192,7 @@ def with_cotangent(call: Call, nan: tuple[int, int, int] | None) -> tuple[dict, 
 
 @pytest.mark.parametrize("kind", ["plain", "erase", *(pytest.param(kind, marks=LATER) for kind in ("beta", "bonus", "normalize"))])
 def test_a_nan_stays_in_its_packed_sequence(kind):
-    """Sequences that share a chunk's worth of tokens with it keep their bits, and so do their gradients."""
+    """Sequences within the same chunk of tokens keep their bits, also of gradients."""
     call = here(make(kind, "BTHK", lengths=(5, 0, 6, 14, 3), H=1, **SIZE)).to(torch.float32)
     bad = call.tensors["v"].clone()
     bad[0, 7] = NAN

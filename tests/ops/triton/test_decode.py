@@ -21,7 +21,7 @@ DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 
 from linattn.ops.triton import decode  # noqa: E402  only once it is known that triton is there
 
-LIMIT = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}  # of o; states are float32 whatever the inputs
+LIMIT = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}  # of o; states are always float32
 
 
 def inputs(call: Call, dtype: torch.dtype = torch.float32) -> Inputs:
@@ -71,7 +71,7 @@ def test_packed_sequences(kind):
 
 
 def test_the_ends_of_sequences_may_lie_apart():
-    """Every second number of a longer tensor; what lies between would make other sequences."""
+    """Every second entry of a longer tensor, whose other entries are different ends."""
     x = inputs(make("beta", "BTH", lengths=(2, 0, 1, 3), H=1))
     apart = torch.stack([x.cu_seqlens, torch.zeros_like(x.cu_seqlens)], -1).flatten()[::2]
     assert not apart.is_contiguous()
@@ -101,7 +101,7 @@ def test_no_tokens_and_no_rows():
 
 
 def test_strides_are_taken_as_they_come():
-    """Slices of one projection, time after heads, a sequence cut out of a longer one, a batch that is one row expanded."""
+    """Slices of one projection, heads before time, a slice of a longer sequence, an expanded batch."""
     x = inputs(make("beta", "BTHK", T=3, K=4, V=4))
     fused = torch.cat([x.q, x.k, x.v], -1)
     q, k, v = fused.split(4, -1)
@@ -121,7 +121,7 @@ def test_strides_are_taken_as_they_come():
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the token before the reset reads infinities
 @pytest.mark.parametrize("rank", ["BTH", "BTHK"])
-def test_a_reset_forgets_whatever_was_there(rank):
+def test_a_reset_clears_the_state(rank):
     x = inputs(make("normalize", rank, T=2))
     x.decay[:, 1] = -torch.inf
     broken = replace(x, initial=torch.full_like(x.initial, torch.inf), initial_z=torch.full_like(x.initial_z, torch.inf))
@@ -131,7 +131,7 @@ def test_a_reset_forgets_whatever_was_there(rank):
 
 
 def test_a_slow_decay_does_not_drift():
-    """The factor rounded to float32 is 3e-8 off: 9e-6 of the state after 300 steps."""
+    """A factor rounded to float32 errs by 3e-8: 9e-6 of the state after 300 steps."""
     call = make("plain", "H", T=300, B=1, H=1, K=2, V=2).with_(decay=torch.tensor([-9e-8], dtype=torch.float64))
     check(inputs(call.with_(k=call.tensors["k"] * 1e-3)))
 
@@ -208,8 +208,8 @@ def test_no_recompilation_for_other_lengths_and_batches():
     assert compiled() == before
 
 
-def test_the_door_agrees():
-    """What the kernel gives is what the public op gives by its portable form."""
+def test_agrees_with_the_public_op():
+    """The kernel agrees with the public op's portable form."""
     x = inputs(make("bonus", "HK", T=3))
     o, state = linattn.linear_attention(
         x.q, x.k, x.v, decay=x.decay, bonus=x.rule.u, initial_state=x.initial, return_state=True, backend="torch"

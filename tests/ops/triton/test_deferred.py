@@ -19,7 +19,7 @@ BOTH = pytest.mark.parametrize("step_", [portable.step_, deferred.step_], ids=["
 
 
 def steps(call, slots: int, step_, dtype=torch.float32):
-    """Outputs of all tokens of ``call``, and after each the state as it is in memory and as it would be if it were written."""
+    """Outputs of all tokens of ``call``, and after each the state in memory and the state with pending tokens written."""
     call = here(call.to(dtype))
     x = checks.call(Given(**call.arguments()))[0]
     state = x.initial.clone()
@@ -50,7 +50,7 @@ def error(x, wanted) -> float:
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("kind", ["plain", "beta"])
 def test_every_rule_and_decay(kind, rank, step_):
-    """Two and a half rounds of slots, grouped heads, sizes that fill no tile."""
+    """Two and a half rounds of slots, grouped heads, sizes that are no multiples of a tile."""
     call = make(kind, rank, B=2, T=8, H=4, Hk=2, K=6, V=5)
     o, states = steps(call, 3, step_)
     wanted, wanted_states = exact(call)
@@ -73,8 +73,8 @@ def test_half_precision(kind, dtype, step_):
 
 @BOTH
 @pytest.mark.parametrize("rank", ["BTH", "BTHK"])
-def test_a_reset_forgets_everything(rank, step_):
-    """Infinities before it too, in the state and in the slots."""
+def test_a_reset_clears_everything(rank, step_):
+    """Including infinities in the state and in the slots."""
     call = make("plain", rank, B=1, T=7, H=2, K=4, V=4)
     decay, v = call.tensors["decay"].clone(), call.tensors["v"].clone()
     decay[:, 3] = float("-inf")
@@ -89,7 +89,7 @@ def test_a_reset_forgets_everything(rank, step_):
 
 
 def test_slots_of_zeros_change_nothing():
-    """A row that joins between two writes has them for the tokens before."""
+    """A row that joins between two writes has zeros for earlier tokens."""
     call = make("beta", "BTH", B=2, T=6, H=2, K=4, V=4)
     x = checks.call(Given(**here(call.tokens(0, 1)).arguments()))[0].flat
     kept = portable.empty(x, 2, 4, torch.full((1,), 2, dtype=torch.int64, device=DEVICE))

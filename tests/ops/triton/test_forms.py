@@ -9,7 +9,7 @@ from tests.ops.cases import KINDS, RANKS, cotangent, make, turned
 from tests.ops.errors import same_bits
 from tests.ops.triton.device import DTYPES, HALVES, INTERPRETED, SIZE, check, check_tame, first, gradients, here, poisoned
 
-# Beside the rank each has something of its own: rows, shared heads, odd sizes, no initial state, sequences of every length.
+# Each rank is combined with another feature: rows, shared heads, odd sizes, no initial state, sequences of every length.
 TINY = {
     "none": dict(B=2, T=20, H=1, K=8, V=5),
     "H": dict(B=1, T=17, H=2, K=4, V=3, initial=False),
@@ -55,7 +55,7 @@ def test_large_heads_in_float32(kind, size):
 @pytest.mark.parametrize("rank", ["BTH", "BTHK"])
 @pytest.mark.parametrize("kind", ["beta", "erase", "bonus"])
 def test_the_rest_in_float32(kind, rank):
-    """All that is not q, k or v may be float32 beside half precision; so many sequences that most begin at another chunk's end."""
+    """All but q, k and v may be float32 beside half precision; many sequences, most of which start within a chunk."""
 
     def wide(call, outputs=None):
         extras = {name: t.float() for name, t in call.tensors.items() if name not in ("q", "k", "v")}
@@ -70,7 +70,7 @@ def test_the_rest_in_float32(kind, rank):
 @pytest.mark.parametrize("rank", ["BTH", "BTHK"])
 @pytest.mark.parametrize("kind", ["plain", "erase"])
 def test_without_a_gradient_of_the_decay(kind, rank):
-    """Erasing vectors are float32, with which Triton 3.6 did not compile this."""
+    """With float32 erasing vectors, which failed to compile in Triton 3.6."""
 
     def fixed(call, outputs=None):
         dtype, decay = call.tensors["q"].dtype, call.tensors["decay"]
@@ -102,14 +102,14 @@ WIDE_VALUES = dict(B=1, T=18, H=4, Hk=2, K=5, V=9) if INTERPRETED else dict(B=2,
 
 @pytest.mark.parametrize(("kind", "rank"), first([("bonus", "H"), ("beta", "BTH"), ("erase", "BTHK")], product(KINDS, RANKS)))
 def test_wide_values_of_heads_that_share_keys(kind, rank):
-    """On Hopper the gradients take such a head as several, which share its keys, decays and strengths."""
+    """On Hopper gradients treat such a head as several with shared keys, decays and strengths."""
     check_tame(make(kind, rank, **WIDE_VALUES), HALVES[-1])
 
 
 @pytest.mark.skipif(INTERPRETED, reason="only Hopper's kernels take parts of heads")
 @pytest.mark.parametrize(("kind", "rank", "V"), [("plain", "BTHK", 384), ("beta", "none", 256), ("erase", "BTHK", 256)])
 def test_wide_values_between_others(kind, rank, V):
-    """Heads that are not right behind each other in memory, of packed sequences."""
+    """Heads that are not contiguous in memory, in packed sequences."""
 
     def between(call, outputs=None):
         v = call.tensors["v"]
@@ -155,7 +155,7 @@ LENGTHS = [  # whole chunks and not, in segments and not
 @pytest.mark.parametrize("shape", LENGTHS, ids=str)
 @pytest.mark.parametrize(("kind", "rank"), FUSED)
 def test_one_kernel_that_scans_the_cotangent_and_computes_the_gradients(kind, rank, shape, monkeypatch):
-    """As where many heads keep all multiprocessors busy."""
+    """As with enough heads to keep all multiprocessors busy."""
     from linattn.ops.triton import launch
     from linattn.ops.triton.hopper import choice
     from linattn.ops.triton.run import Run
@@ -202,7 +202,7 @@ def test_chunks_prepared_once_have_the_bits_of_chunks_prepared_twice(rank, shape
 
 @pytest.mark.parametrize("kind", ["plain", "beta", "erase"])
 def test_an_empty_sequence_ends_empty_where_others_have_segments(kind):
-    """No kernel but the one that joins segments writes the state that it starts from."""
+    """Only the kernel that combines segments writes its initial state."""
     lengths = (1, 0, 70, 5) if INTERPRETED else (1, 0, 2100, 5)
     check(make(kind, "BTH", lengths=lengths, H=1, **SIZE, initial=False), torch.float32)
 

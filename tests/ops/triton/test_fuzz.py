@@ -1,4 +1,4 @@
-"""The fuzzer of the GPU kernels runs, in this process, and its log has what was run."""
+"""The fuzzer of the GPU kernels runs in this process, and its log lists the calls."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

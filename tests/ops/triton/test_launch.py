@@ -1,4 +1,4 @@
-"""What is compiled before the first launch."""
+"""Compilation before the first launch."""
 
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from linattn.ops.triton import launch, record
 
 
 class Kernel:
-    """Compiled in a pool, as Triton's are in its mode for that; the second time it is the same."""
+    """Kernel compiled in a pool, as in Triton's async mode; cached the second time."""
 
     def __init__(self, pool, compiler):
         self.placeholder = SimpleNamespace(future=pool.submit(compiler))

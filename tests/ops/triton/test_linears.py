@@ -1,4 +1,4 @@
-"""The kernels of linear maps with what stands around them, against their definition in float64."""
+"""The kernels of linear maps with fused neighbours, against their definition in float64."""
 
 import pytest
 import torch
@@ -78,8 +78,8 @@ def test_finishes(rows, dtype):
         compare(dtype, x, weights, [None, normal(sizes[1], dtype=dtype), None], finish=finish)
 
 
-COUNTERS = 256  # of what is run here most tiles have 176
-# Tiles whose programs share channels: evenly, or with fewer blocks for the last; the rows have whole blocks, or a rest.
+COUNTERS = 256  # at most 176 tiles in these tests
+# Tiles whose programs share channels: evenly, or with fewer blocks for the last; rows with whole blocks, or a remainder.
 SHARED = [Tiles(16, 16, 8, 3, 4, 2), Tiles(16, 16, 8, 2, 4, 2)]
 if not INTERPRETED:
     SHARED = [Tiles(64, 64, 64, 4, 4, 3), Tiles(128, 64, 64, 2, 4, 3), Tiles(16, 64, 128, 3, 4, 3)]
@@ -87,7 +87,7 @@ if not INTERPRETED:
 
 @pytest.fixture(params=SHARED, ids=str)
 def counters(request, monkeypatch):
-    """For tiles that several programs share, in every call."""
+    """Pass counters in every call, for tiles shared by several programs."""
 
     def chosen(vectors, K, sizes, *_, **__):
         across, along, _ = request.param.grid(vectors, sizes)
@@ -102,7 +102,7 @@ def counters(request, monkeypatch):
 @pytest.mark.parametrize("rows", [2, 17] if INTERPRETED else [2, 3, 17, 64, 100, 256])
 @pytest.mark.parametrize("K", [24, 20] if INTERPRETED else [1024, 1000])
 def test_programs_that_share_channels(K, rows, dtype, counters):
-    """Counters are zeros again after each call, which the next one relies on; poisoned memory shows a part that nobody has left."""
+    """Counters are reset to zero after each call; poisoned memory reveals unwritten parts."""
     sizes = (5, 17, 9) if INTERPRETED else (300, 128, 17)
     x, weights = normal(rows, K, dtype=dtype), [normal(n, K, dtype=dtype) for n in sizes]
     biases = [None, normal(sizes[1], dtype=dtype), None]
@@ -117,7 +117,7 @@ def test_programs_that_share_channels(K, rows, dtype, counters):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_runs_are_equal_bit_for_bit(dtype, counters):
-    """Whichever program comes last, sums are in one order."""
+    """The order of sums does not depend on the order of programs."""
     K, N, rows = (40, 20, 5) if INTERPRETED else (2816, 1024, 64)
     x, weights = normal(rows, K, dtype=dtype), [normal(N, K, dtype=dtype)]
     first = run(x, weights, [None], counters)[0]
@@ -127,7 +127,7 @@ def test_runs_are_equal_bit_for_bit(dtype, counters):
 
 @pytest.mark.skipif(INTERPRETED, reason="graphs are CUDA's")
 def test_a_graph_of_calls_that_follow_one_another(counters):
-    """Each overlaps with the one before where launches may, and counts with the same counters."""
+    """Each overlaps with the previous one where possible, and uses the same counters."""
     down, up = normal(1024, 2816, dtype=torch.float16) / 32, normal(2816, 1024, dtype=torch.float16) / 32
     norm = normal(1024, dtype=torch.float16)
     x = normal(64, 1024, dtype=torch.float16)
@@ -153,7 +153,7 @@ def test_a_graph_of_calls_that_follow_one_another(counters):
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("vectors", [2, 17, 64, 100, 256, 1000])
 def test_the_chosen_tiles(vectors, itemsize, gated):
-    """Every program has channels, the loads fit into shared memory, and what has to be counted can be."""
+    """Every program has channels, loads fit into shared memory, and counters suffice."""
     for K, sizes in [(1024, (512, 512, 1024, 1024)), (2816, (1024,)), (16, (512, 3)), (1000, (32000,))]:
         tiles = linear_tiles.choose(vectors, K, sizes, itemsize, gated=gated, counters=COUNTERS)
         blocks = -(-K // tiles.BK)

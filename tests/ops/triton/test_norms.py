@@ -21,7 +21,7 @@ def small_tiles(monkeypatch):
 
 
 def arguments(shape: tuple[int, ...], weight: int, gate: bool, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """``weight``: of how many of the last axes."""
+    """``weight``: number of its axes, the last ones."""
     g = torch.Generator().manual_seed(sum(shape))
     shapes = {"x": shape} | ({"weight": shape[-weight:]} if weight else {}) | ({"gate": shape} if gate else {})
     return {name: torch.randn(size, generator=g).to(DEVICE, dtype) for name, size in shapes.items()}

@@ -52,7 +52,7 @@ def test_inductor():
 
 @pytest.mark.parametrize("kind", ["beta", "bonus"] if INTERPRETED else KINDS)
 def test_opcheck(kind):
-    """On the arguments that the public door passes on."""
+    """On the arguments from the public function."""
     check_operators(sample(kind, LENGTHS), "triton", "chunk_forward", "chunk_backward")
 
 
@@ -75,7 +75,7 @@ def test_explain_says_that_the_kernels_run(capsys):
     ],
 )  # fmt: skip
 def test_what_the_kernels_leave_to_others(change, reason):
-    """With a reason, and what comes next gives the result: on a GPU the portable form."""
+    """With a reason; the next backend gives the result: on a GPU the portable form."""
     call = change(sample("beta", rank="BTH"))
     if not INTERPRETED:
         said = linattn.explain(**call.arguments())
@@ -84,7 +84,7 @@ def test_what_the_kernels_leave_to_others(change, reason):
     out, portable = call(backend="auto"), call(backend="torch")
     if DEVICE == "cuda":
         same_bits(out, portable)
-    else:  # a CPU has kernels of its own
+    else:  # a CPU has its own kernels
         assert all(error(out[name], wanted) < 1e-5 for name, wanted in portable.items())
     with pytest.raises(ValueError, match=f"backend 'triton' cannot run this call: .*{reason}"):
         call(backend="triton")
@@ -114,7 +114,7 @@ BATCHED = {
 
 @pytest.mark.parametrize("op", BATCHED)
 def test_many_gradients_at_once(op):
-    """``is_grads_batched``, of ``torch.autograd.functional.jacobian(vectorize=True)``: each gradient is what it is alone."""
+    """``is_grads_batched``, of ``torch.autograd.functional.jacobian(vectorize=True)``: each equals the single gradient."""
     function, shapes = BATCHED[op]
     leaves = [torch.randn(s, device=DEVICE, requires_grad=True) for s in shapes]
     y = function(*leaves)
@@ -127,7 +127,7 @@ def test_many_gradients_at_once(op):
 
 @pytest.mark.parametrize("form", ["chunk", "recurrent"])
 def test_forward_mode_is_refused(form):
-    """The kernels would take what has a tangent for a constant, and nobody would know."""
+    """Kernels would silently treat tensors with tangents as constants."""
     call = sample("plain", rank="BTH")
     with forward_ad.dual_level():
         dual = call.with_(q=forward_ad.make_dual(call.tensors["q"], torch.ones_like(call.tensors["q"])))
@@ -168,7 +168,7 @@ def test_nothing_waits_for_the_device(kind, lengths):
 @PACKED
 @pytest.mark.parametrize("kind", KINDS)
 def test_captured_forward_and_backward(kind, lengths):
-    """A graph that is replayed on other numbers, and for other lengths of as many sequences."""
+    """A graph replayed on other numbers, and for other lengths of as many sequences."""
     call, other = sample(kind, lengths), sample(kind, lengths and (0, 130, 5, 640), seed=1)
     (out, grads) = gradients(call)  # compiles
     leaves = dict(zip(call.tensors, leaves_of(call), strict=True))

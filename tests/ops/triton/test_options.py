@@ -1,4 +1,4 @@
-"""What a caller may leave out, mix, or lay out in memory differently, and what must not change a bit."""
+"""Optional arguments, mixed dtypes, memory layouts, and bit-for-bit invariances."""
 
 from itertools import product
 
@@ -17,7 +17,7 @@ T = 34 if INTERPRETED else 1100  # two segments
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_the_state_is_used(kind):
-    """Nothing flows back through the outputs."""
+    """The outputs get no gradient."""
     check(make(kind, "BTHK", B=1, T=T, H=1, **SIZE), torch.float32, outputs=("S", "z"))
 
 
@@ -34,7 +34,7 @@ def test_the_state_is_not_returned(kind):
 
 @pytest.mark.parametrize("kind", [*KINDS[:2], *(pytest.param(kind, marks=LATER) for kind in KINDS[2:])])
 def test_two_runs_agree_bit_for_bit(kind):
-    """Also where memory was dirty in another way before."""
+    """Also with other contents of uninitialised memory."""
     call = here(make(kind, "BTHK", lengths=(T, 0, 3), H=2, Hk=1, **SIZE)).to(HALVES[-1])
     (out, grads), (again, others) = gradients(call), cases.gradients(call, backend="triton")
     same_bits(out, again)
@@ -43,7 +43,7 @@ def test_two_runs_agree_bit_for_bit(kind):
 
 @pytest.mark.parametrize("kind", ["beta", "erase", "bonus"])
 def test_wide_arguments_beside_halves(kind):
-    """They are not rounded on the way: the result is that of their float32 values."""
+    """They are not rounded: the result is that of their float32 values."""
 
     class Mixed(Call):
         def to(self, dtype, decay=None):
@@ -78,7 +78,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize(("kind", "layout"), first(["beta", ("erase", "every second token")], product(["beta", "erase"], LAYOUTS)))
 def test_any_layout(kind, layout):
-    """In memory that is laid out differently, with NaN between, the same numbers are the same numbers; so are the cotangents."""
+    """Other strides, with NaN in gaps, give equal results, also for cotangents."""
     call = here(make(kind, "BTHK" if kind == "beta" else "BTH", B=2, T=7, H=2, **SIZE)).to(torch.float32)
     strided = call.with_(**{n: LAYOUTS[layout](call.tensors[n]) for n in call.timed})
     out, grads = both(call, lambda t: t)
@@ -88,7 +88,7 @@ def test_any_layout(kind, layout):
 
 
 def both(call: Call, layout) -> tuple[dict, dict]:
-    """Values and gradients, with leaves and the cotangent of o in that layout."""
+    """Values and gradients, with leaves and the cotangent of o in this layout."""
     leaves = {n: t.detach().requires_grad_() for n, t in call.tensors.items()}
     with device.poisoned():
         out = call.with_(**leaves)(backend="triton")
@@ -107,7 +107,7 @@ def test_expanded_arguments():
 
 @pytest.mark.parametrize("wanted", ["q", "v", "decay", "beta", "S"])
 def test_the_gradient_of_one_argument(wanted):
-    """Nobody asks for the others; what is compiled without them may round differently."""
+    """Others are not computed; kernels without them may round differently."""
     call = here(make("beta", "BTHK", B=1, T=20, H=1, **SIZE)).to(torch.float32)
     whole = gradients(call)[1][wanted]
     leaf = call.tensors[wanted].clone().requires_grad_()
@@ -145,7 +145,7 @@ def test_rows_and_sequences_do_not_depend_on_their_company():
 
 @pytest.mark.parametrize(("kind", "packed"), [("plain", False), ("beta", True), *(pytest.param(k, True, marks=LATER) for k in KINDS[2:])])
 def test_more_rows_and_sequences_than_a_grid_has_room_for(kind, packed, monkeypatch):
-    """They go in several launches of the same programs; here a grid has room for few."""
+    """They take several launches of the same programs; here the grid is limited to few."""
     lengths = (3, T, 0, 5, T, 1) if packed else None
     call = here(make(kind, "BTHK" if kind == "beta" else "none", B=5, T=7, lengths=lengths, H=1, **SIZE)).to(torch.float32)
     wanted = gradients(call)
@@ -156,7 +156,7 @@ def test_more_rows_and_sequences_than_a_grid_has_room_for(kind, packed, monkeypa
         return launch_one(self, kernel, grid, *rest, **constants)
 
     monkeypatch.setattr(launch.Recorder, "launch", launched)
-    monkeypatch.setattr(launch, "_programs", {})  # what was recorded before knows nothing of it
+    monkeypatch.setattr(launch, "_programs", {})  # drops programs recorded before
     monkeypatch.setattr(run, "MOST", 2)
     found = gradients(call)
     assert max(launches) == 2

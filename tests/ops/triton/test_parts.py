@@ -1,4 +1,4 @@
-"""Rows that several processes share: their kernels one after the other in this process, each with what the others send."""
+"""Rows shared by several processes: their kernels run in turn in this process, with simulated exchange."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from linattn.ops.triton.run import Run
 from tests.ops.triton.device import INTERPRETED, LATER, first
 
 BATCH, HEADS, K, V = 2, 2, 16, 20
-# The interpreter takes one row of these: which row and which head a program has does not depend on the rule.
+# The interpreter runs one of these rows: a program's row and head do not depend on the rule.
 EACH = ("plain", "constant", "gated delta", "erase", "bonus")  # a rule of each kind, and a decay of each
 OF_ONE_ROW = ("plain", "head", "channel", "delta", "erase", "bonus", "normalize") if INTERPRETED else ()
-WHOLE = ("constant", "bonus", "initial_state", "initial_z")  # what every process has
+WHOLE = ("constant", "bonus", "initial_state", "initial_z")  # replicated arguments
 LIMITS = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (6e-3, 2.5e-2)}  # of outputs and states, of gradients
 
 
 @dataclass
 class Mail:
-    """Exchange among ``ranks`` that run in turn: what is sent does not depend on what is received, so a second round has all of it."""
+    """Exchange among ``ranks`` that run in turn: sent values do not depend on received ones, so a second round has all."""
 
     ranks: int
     rank: int = 0
@@ -114,7 +114,7 @@ def test_many_channels_of_keys_take_an_exchange_for_each_call(device: str, monke
     assert compare("channel", (20, 17), device).calls == 4
 
 
-# The second sequence passes through two parts; sequences begin with parts; the third begins inside of one, where nothing passed before.
+# The second sequence spans two parts; sequences start with parts; the third starts inside of one, without a carried state.
 BORDERS = ((0, 10, 60, 66), (0, 5, 33, 53, 54, 66), (0, 33, 50, 66))
 QUICK = [("kda", BORDERS[1]), ("head", BORDERS[0])]
 
@@ -167,7 +167,7 @@ def test_chunks_prepared_once_have_the_bits_of_chunks_prepared_twice(rule: str, 
 
 
 def compare(rule: str, sizes: tuple[int, ...], device: str, borders: tuple[int, ...] = ()) -> Mail:
-    """Hold each part's results and gradients to the whole's in float64; ``borders`` are those of packed sequences, without states."""
+    """Compare each part's results and gradients with the whole's in float64; ``borders`` are those of packed sequences, without states."""
     tokens, dtype = sum(sizes), torch.float32
     given = {"q": numbers(BATCH, tokens, HEADS, K, seed=1), "k": numbers(BATCH, tokens, HEADS, K, seed=2).abs() / 4}
     given |= {"v": numbers(BATCH, tokens, HEADS, V, seed=3), **rules(tokens)[rule]}

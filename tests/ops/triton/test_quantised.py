@@ -1,4 +1,4 @@
-"""The kernels of quantised matrices, beside plain ones and with what stands around them, against the same numbers in float64."""
+"""The kernels of quantised matrices, combined with plain ones and with fused neighbours, against float64."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def normal(*shape, dtype=torch.float32):
 
 
 def quantised(N, K, form):
-    """A matrix of random numbers, in the next smaller group if that of ``form`` does not divide K."""
+    """A random matrix, with the next smaller group if that of ``form`` does not divide K."""
     if form.group is not None and K % form.group:
         form = Format("int4", 32)
     return rounded(normal(N, K), form)
@@ -87,7 +87,7 @@ def test_gates(size, rows, form, dtype):
 
 @pytest.mark.parametrize("form", [*FORMATS, Format("int4", 128)], ids=str)
 def test_every_code_and_no_rounding_of_sums(form):
-    """Whole numbers come out exactly, with every code and a scale of its own for each group, at any number of vectors."""
+    """Integers are exact, with every code and a different scale per group, for any number of vectors."""
     K, N = 256, 33
     draw = torch.Generator().manual_seed(0)
     if form.to == "int8":

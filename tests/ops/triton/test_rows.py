@@ -1,4 +1,4 @@
-"""Rows of many tensors that are copied by one launch, against indexing."""
+"""Rows of many tensors copied by one launch, against indexing."""
 
 import pytest
 import torch

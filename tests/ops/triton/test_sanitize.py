@@ -1,4 +1,4 @@
-"""What compute-sanitizer is given: a run of every kernel."""
+"""The program for compute-sanitizer runs every kernel."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from tests.ops.triton import sanitize
 from tests.ops.triton.device import INTERPRETED
 
 KERNELS = Path(__file__).parents[3] / "linattn/ops/triton"
-WITH_OPTIONS = r"@triton\.jit\(do_not_specialize=[^)]*\)\ndef (\w+)\("  # kernels have numbers that are no constants
+WITH_OPTIONS = r"@triton\.jit\(do_not_specialize=[^)]*\)\ndef (\w+)\("  # kernels with runtime integers
 NAMED = r"@triton\.jit\ndef (\w+_kernel)\("
 
 
@@ -32,7 +32,7 @@ def launched(monkeypatch):
 @pytest.mark.skipif(not INTERPRETED, reason="it takes longer, and says the same")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_every_kernel_has_its_turn(launched, monkeypatch):
-    """But for those of the recurrence itself, which ``sanitize.recurrence`` differentiates and steps."""
+    """Except those of the recurrence, which ``sanitize.recurrence`` runs."""
     from linattn.ops.triton import scan
 
     monkeypatch.setattr(scan, "processors", lambda device: 4)

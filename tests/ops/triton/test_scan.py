@@ -1,4 +1,4 @@
-"""The kernels of ``diagonal_scan`` and ``running_max``: on a GPU as they are, on a CPU under Triton's interpreter in small tiles."""
+"""The kernels of ``diagonal_scan`` and ``running_max``: on a GPU, or on a CPU under Triton's interpreter with small tiles."""
 
 import os
 

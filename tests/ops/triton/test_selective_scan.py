@@ -1,4 +1,4 @@
-"""The kernels of ``selective_scan``: on a GPU as they are, on a CPU under Triton's interpreter in small tiles."""
+"""The kernels of ``selective_scan``: on a GPU, or on a CPU under Triton's interpreter with small tiles."""
 
 import os
 
@@ -249,7 +249,7 @@ def test_what_the_kernels_do_not_run(change, words, scan, device):
 def test_captured_in_a_graph(packed, scan):
     cu = torch.tensor([0, 300, 1000], device="cuda") if packed else None
     leaves = [t.requires_grad_() for t in arguments("cuda", 1000, 1, rows=2 if packed else 1).values()]
-    others = [t.detach().clone().requires_grad_() for t in leaves]  # what accumulates gradients belongs to the stream that it first ran on
+    others = [t.detach().clone().requires_grad_() for t in leaves]  # gradient accumulation is bound to the stream of its first run
     wanted = run(*others, cu)
     torch.autograd.grad(wanted[0].sum() + wanted[1].sum(), others)
     graph = torch.cuda.CUDAGraph()

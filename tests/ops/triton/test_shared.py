@@ -1,4 +1,4 @@
-"""Kernels that are stopped in the middle, while another process has the GPU, and go on later."""
+"""Kernels preempted while another process uses the GPU."""
 
 import subprocess
 import sys

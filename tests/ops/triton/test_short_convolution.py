@@ -1,4 +1,4 @@
-"""The kernels of the short convolution against its definition in float64, and what they leave to the portable form."""
+"""The kernels of the short convolution against its definition in float64, and calls left to the portable form."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def arguments(T: int, D: int, W: int = 4, *, B: int = 2, dtype: torch.dtype = to
     g = torch.Generator().manual_seed(T + D + W)
     shapes = {"x": (B, T, D), "weight": (D, 1, W), "bias": (D,), "before": (B, W - 1, D)}
     a = {name: torch.randn(shape, generator=g).to(DEVICE, dtype) for name, shape in shapes.items()}
-    if apart:  # x is a part of what one map gives
+    if apart:  # x is a slice of a projection
         a["x"] = torch.randn(B, T, 2 * D, generator=g).to(DEVICE, dtype)[..., D:]
     return a
 

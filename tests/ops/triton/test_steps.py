@@ -37,7 +37,7 @@ def test_time_steps_of_every_size():
     tensors = {"x": torch.ones_like(dt)[None], "dt": dt[None], "A": torch.zeros(len(dt), 1, device=DEVICE), "B": one, "C": one}
     y, _ = Token(state, tensors, {"softplus": True}).step("triton")
     relative = (y.double() / torch.nn.functional.softplus(dt.double()) - 1).abs()
-    assert (relative < 3e-7 * (1 + dt.abs())).all()  # as exact as a product with log2(e) leaves an exponential
+    assert (relative < 3e-7 * (1 + dt.abs())).all()  # precision of exp2 after a product with log2(e)
 
 
 def test_a_slow_decay_does_not_drift():
@@ -48,7 +48,7 @@ def test_a_slow_decay_does_not_drift():
 @pytest.mark.parametrize("layout", ["rows", "channels"])
 @pytest.mark.parametrize("slots", [3, 4, 6])
 def test_convolution(slots, layout, dtype, monkeypatch):
-    """The state is that of a cache: more tokens than are read, channels before tokens."""
+    """A cache's state: more tokens than are read, channels before tokens."""
     called = []
     run = convolution.step_
     monkeypatch.setattr(convolution, "step_", lambda *a: called.append(1) or run(*a))
@@ -64,7 +64,7 @@ def test_convolution(slots, layout, dtype, monkeypatch):
 
 
 def test_convolutions_of_more_rows_than_a_grid_has_room_for(monkeypatch):
-    """65,536 rows on a GPU; the interpreter knows no limit, and there it is 2."""
+    """65,536 rows on a GPU; the interpreter has no limit, so 2 there."""
     if INTERPRETED:
         monkeypatch.setattr(convolution, "MOST", 2)
     monkeypatch.setattr(dispatch, "device_refusal", lambda *_: None)

@@ -41,7 +41,7 @@ def _hopper(device: torch.device) -> bool:
 
 
 def gluon_refusal(device: torch.device) -> str | None:
-    """Reason why the kernels do not run on ``device``, a Hopper, or None if they do; tried once per process and device, see trial.py."""
+    """Reason why the kernels do not run on ``device``, a Hopper, or None if they do; tested once per process and device, see trial.py."""
     if device not in _gluon_refusals:
         if capturing():
             return "a CUDA graph is being captured, and whether they run has not been tried before"

@@ -1,15 +1,15 @@
 """``state_scan.backward`` for Hopper, in Gluon: TMA loads and stores, the state's cotangent in the registers of wgmma.
 
 The cotangent is held transposed, dSᵀ [V, K] in float32 accumulators, one warpgroup for every 64 of V: rounded to bfloat16 it is the
-left operand of every product that reads it, directly from registers, and the warpgroups never wait for each other. From the last
+left operand of every product that reads it, directly from registers, and the warpgroups never synchronise. From the last
 chunk to the first, with dSᵀ the cotangent of the state after a chunk and dS'ᵀ of the one before it,
 
     plain    dVᵀ = dSᵀKᵀ + dOᵀP                                             dS'ᵀ = λ dSᵀ + dOᵀQ
     delta    dEᵀ = dSᵀKᵀ + dOᵀP       dVᵀ = dEᵀB                            dS'ᵀ = λ dSᵀ + dOᵀQ - dVᵀK
     erase    dUᵀ = dSᵀK_wᵀ + dOᵀP_w   dVᵀ = dSᵀKᵀ + dOᵀP + dUᵀB   Xᵀ = dUᵀT   dS'ᵀ = λ dSᵀ + dOᵀQ + dUᵀW
 
-with keys and queries decayed where they meet the state. With a decay per channel the decay applies to K, not to the
-product: the delta rule then adds dEᵀW. One warp loads chunks ahead, another the operands needed last, one turns decays into weights.
+with queries decayed from the start of the chunk and keys to its end. With a decay per channel the decay applies to K, not to the
+product: the delta rule then adds dEᵀW. One warp prefetches chunks, another the operands needed last, one turns decays into weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, LOG2E, PLAIN
 def specialize(
     bars, tiles, steps, targets, staging, weights, decays, ends, scale, count, tile_step, shape, REGISTERS: gl.constexpr
 ):  # fmt: skip
-    """Start the warps: one warpgroup or two for the cotangent, and those that load and weigh for them."""
+    """Start the warps: one warpgroup or two for the cotangent, and those that load and compute weights for them."""
     full, late, done = bars
     firsts, seconds, sources, late_sources = tiles
     weighed, step, rows = decays

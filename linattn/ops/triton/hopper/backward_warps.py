@@ -1,4 +1,4 @@
-"""Warps of backward.py: the warpgroups that scan a state's cotangent, and those that load and weigh decays for them."""
+"""Warps of backward.py: the warpgroups that scan a state's cotangent, and those that load and turn decays into weights for them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Shape(NamedTuple):
 def load(full, done, sources, buffers, steps, count, SOURCES: gl.constexpr, BYTES: gl.constexpr, STAGES: gl.constexpr, RING: gl.constexpr):
     """Load tiles of chunk after chunk, from the last, ``STAGES`` ahead; ``steps`` are the rows from one chunk to the next.
 
-    A source wider than its tiles comes in several, side by side. ``done`` is a ring of ``RING`` barriers, not fewer than stages.
+    A source wider than its tiles is loaded as several, side by side. ``done`` is a ring of ``RING`` barriers, at least as many as stages.
     """
     for i in range(count):
         stage = i % STAGES
@@ -68,7 +68,7 @@ def weigh(full, done, weights, source, step, rows, count, scale, shape):
     """Turn decays into weights, chunk after chunk from the last.
 
     Per head: the decay from the start up to each token and up to its query (times the scale), from each token to the end, and of the
-    whole chunk. Per channel only the last is loaded, the others have been applied by prepare.
+    whole chunk. Per channel only the last is loaded; prepare has applied the others.
     """
     passed, to_here, to_read, to_end, fade = weights
     if shape.DECAY > 0:
@@ -112,7 +112,7 @@ def met(q, k, passed, scale, layout: gl.constexpr, DECAY: gl.constexpr, BITS: gl
 
 @gluon.jit
 def put(target, row, column, staged, tile, OUTPUTS: gl.constexpr):
-    """Store ``tile`` transposed. The last ``OUTPUTS`` - 1 earlier stores read other memory than ``staged``."""
+    """Store ``tile`` transposed. The last ``OUTPUTS`` - 1 earlier stores read from other buffers than ``staged``."""
     tma.store_wait(OUTPUTS - 1)
     staged.permute((1, 0)).store(tile.to(gl.bfloat16))
     fence_async_shared()

@@ -19,7 +19,7 @@ class Sizes(NamedTuple):
 
     K: Any
     V: Any
-    SPLIT: Any  # heads that one head is treated as, each with V values
+    SPLIT: Any  # parts into which a head is split, each with V values
     BEFORE: Any  # queries read the state before the token's decay
     PACKED: Any
     DDECAY: Any  # True if the decay's gradient is computed
@@ -62,7 +62,7 @@ class Call(NamedTuple):
     decays: Decays
     strengths: Strengths
     bonus: Any
-    u: Any  # values that a rule writes
+    u: Any  # values written by a rule
     x: Any
     states: Any
     dstates: Any
@@ -72,7 +72,7 @@ class Call(NamedTuple):
     dwrite: Any
     ddecay: Any
     dbonus: Any
-    settled: Any  # marks of a chunk's blocks of channels whose gradients are done
+    settled: Any  # flags of a chunk's blocks of channels whose gradients are done
     tokens: Any  # of all sequences
 
 

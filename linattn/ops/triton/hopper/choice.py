@@ -63,7 +63,7 @@ def fused() -> Chosen:
 
 
 def idle(device: torch.device, programs: int) -> str | None:
-    """Reason why ``programs`` that take a multiprocessor each leave too many of them idle for :func:`fused`, or None."""
+    """Reason why ``programs``, one per multiprocessor, leave too many of them idle for :func:`fused`, or None."""
     many = multiprocessors(device)
     spare = -programs % many
     return None if 7 * spare <= programs else f"its {programs} programs would leave {spare} of {many} multiprocessors idle"
@@ -81,7 +81,9 @@ def gradients(
     do: Tensor,
     decay: Tensor | None,
 ) -> Chosen | None:  # fmt: skip
-    """The gradients of chunks for ``columns`` values, if there is a kernel; with a decay per channel, of blocks that settle."""
+    """The gradients of chunks for ``columns`` values, if there is a kernel; with a decay per channel, of blocks that settle (within the
+    range of one product).
+    """
     from linattn.ops.triton.hopper import gradients, settled_delta, settled_erase, settled_plain, whole, whole_delta
 
     if not family.half or chunk != hopper.CHUNK or not hopper.fits((k.shape[3], v.shape[3]), q, k, v, read, write, do):

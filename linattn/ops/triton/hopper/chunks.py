@@ -44,7 +44,7 @@ def ragged(x, rows, heads, WIDTH: gl.constexpr, COLUMNS: gl.constexpr):
     """Tiles [C, COLUMNS] of ``rows`` tokens of ``heads`` of ``x`` :class:`Rows`, each with its own end.
 
     A first dimension of C rows ends with the tile's last row; a second one of the same stride moves this window to the token where the
-    tile ends. The base is moved back by the C rows that both dimensions count.
+    tile ends. The base is offset by the C rows that both dimensions count.
     """
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, C, COLUMNS], gl.bfloat16)
     base = x.base - C * x.token.to(gl.int64)
@@ -53,7 +53,7 @@ def ragged(x, rows, heads, WIDTH: gl.constexpr, COLUMNS: gl.constexpr):
 
 @gluon.jit
 def dense(base, rows, heads, WIDTH: gl.constexpr, COLUMNS: gl.constexpr):
-    """``ragged`` tiles of a tensor that has no gaps."""
+    """``ragged`` tiles of a contiguous tensor."""
     return ragged(Rows(base, heads * WIDTH, WIDTH), rows, heads, WIDTH, COLUMNS)
 
 

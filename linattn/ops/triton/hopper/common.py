@@ -15,7 +15,7 @@ whole = gluon.jit(tiles.whole.fn)
 weight = gluon.jit(tiles.weight.fn)
 away_from_zero = gluon.jit(prepare.away_from_zero.fn)
 
-GONE = gl.constexpr(-126.0)  # binary orders: a factor at the end of float32's normal numbers
+GONE = gl.constexpr(-126.0)  # binary exponent at the lower end of float32's normal numbers
 M = gl.constexpr(64)  # rows of a wgmma, and of a warpgroup's part of a transposed state
 SHARED = 227 * 1024  # bytes of shared memory that one program can have
 
@@ -29,8 +29,8 @@ def add(a, b):
 def reach(bounds, step, count, BACK: gl.constexpr, ORDERS: gl.constexpr, EACH: gl.constexpr):
     """Number of chunks or tokens from the first (``BACK``: from the last back), at most ``count``, through which a state does not vanish.
 
-    ``bounds`` has for each, ``step`` apart, an upper bound of the change of a state, of which one is ``ORDERS`` binary orders; a thread
-    loads ``EACH`` of them. Also returns whether the state vanishes at the end of the last of them: what lies beyond changes no result.
+    ``bounds`` has for each, ``step`` apart, an upper bound of the log factor of a state, in units of ``ORDERS`` binary exponents; a
+    thread loads ``EACH`` of them. Also returns whether the state vanishes at the end of the last of them, so that the rest has no effect.
     """
     layout: gl.constexpr = gl.BlockedLayout([EACH], [32], [gl.num_warps()], [0])
     SPAN: gl.constexpr = 32 * EACH * gl.num_warps()
@@ -70,10 +70,10 @@ def numbers(n: gl.constexpr, SIZE: gl.constexpr, dtype: gl.constexpr):
 
 @gluon.jit
 def barriers(n: gl.constexpr, count: gl.constexpr):
-    """``n`` barriers for ``count`` arrivals each. All of them must be used until the end of the kernel.
+    """``n`` barriers for ``count`` arrivals each. All of them must stay in use until the end of the kernel.
 
     The compiler reuses the memory of unused barriers, here for the arguments of specialised warps. With another process on the GPU these
-    warps sometimes read barriers there: a multiprocessor seems to write barriers back that have not been invalidated.
+    warps sometimes read barriers there: barriers that were not invalidated seem to be written back.
     """
     bars = gl.allocate_shared_memory(gl.int64, [n, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(n):
@@ -85,8 +85,8 @@ def barriers(n: gl.constexpr, count: gl.constexpr):
 def give_back(bar, pred=True):
     """Arrive at ``bar`` after loads from shared memory, so that other warps may write there.
 
-    An arrival alone does not wait for pending loads of the other warps: with two processes on the GPU the next TMA load was sometimes
-    faster than the last of them. The fence waits for them.
+    An arrival alone does not wait for pending loads of the other warps: with two processes on the GPU the next TMA load sometimes
+    overtook the last of them. The fence waits for them.
     """
     fence_async_shared()
     mbarrier.arrive(bar, count=1, pred=pred)
@@ -104,5 +104,5 @@ def initial_state(start, channels, columns, width, TURNED: gl.constexpr, K: gl.c
 @gluon.jit
 def final_state(end, s, channels, columns, width):
     """Store Sᵀ [M, K] as [K, width] at ``end``."""
-    width = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [width], gl.int32, False, 1)  # addresses anew, or they spill
+    width = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [width], gl.int32, False, 1)  # recomputes addresses, to avoid spills
     gl.store(end + channels[None, :] * width + columns[:, None], s)

@@ -1,4 +1,4 @@
-"""Decays per channel, a block of channels of a chunk at a time: from memory to tiles that sums are formed of, and their gradients back."""
+"""Decays per channel, a block of channels of a chunk at a time: from memory to tiles for sums, and their gradients back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from linattn.ops.triton.hopper.chunks import Chunk, chunk
 from linattn.ops.triton.hopper.operands import BLOCK, NATURAL_RESET, C, add_two, keep_halves
 from linattn.ops.triton.tiles import LOG2E
 
-ROWS = gl.constexpr(gl.BlockedLayout([4, 4], [2, 16], [4, 1], [1, 0]))  # [C / 2, BLOCK] of four warps, each with some of the tokens
+ROWS = gl.constexpr(gl.BlockedLayout([4, 4], [2, 16], [4, 1], [1, 0]))  # [C / 2, BLOCK] of four warps, split by tokens
 
 
 @gluon.constexpr_function
@@ -41,7 +41,9 @@ def halves_at(decays, place, block, work, sizes, layout: gl.constexpr):
 
 @gluon.jit
 def lay_out(early, late, high, low, at, LOW: gl.constexpr):
-    """Store a block's decays in the ``at``-th tiles; returns by channel the binary orders up to the middle of the chunk and after it."""
+    """Store a block's decays in the ``at``-th tiles; returns by channel the sums of log2 decays up to the middle of the chunk and after
+    it.
+    """
     early = gl.maximum(early.to(gl.float32), NATURAL_RESET)
     late = gl.maximum(late.to(gl.float32), NATURAL_RESET)
     keep_halves(early, late, high, low, at, LOW)
@@ -51,7 +53,7 @@ def lay_out(early, late, high, low, at, LOW: gl.constexpr):
 
 @gluon.jit
 def lay_out_orders(early, late, high, low, LOW: gl.constexpr):
-    """Store a block's decays in tiles, as binary orders if split in two bfloat16 numbers; returns both halves as stored."""
+    """Store a block's decays in tiles, as log2 if split in two bfloat16 numbers; returns both halves as stored."""
     early = gl.maximum(early.to(gl.float32), NATURAL_RESET)
     late = gl.maximum(late.to(gl.float32), NATURAL_RESET)
     if LOW:

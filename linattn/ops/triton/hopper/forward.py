@@ -1,15 +1,15 @@
 """``state_scan.forward`` for Hopper, in Gluon: TMA loads, the state in the registers of wgmma.
 
 The state is held transposed, Sᵀ [V, K] in float32 accumulators, one warpgroup for every 64 of V: Sᵀ rounded to bfloat16 is then the
-left operand of every product that reads it, directly from registers, and the warpgroups never wait for each other. In this form
+left operand of every product that reads it, directly from registers, and the warpgroups never synchronise. In this form
 
     plain    Oᵀ = SᵀQᵀ + VᵀPᵀ             S'ᵀ = λ Sᵀ + VᵀK
     delta    Eᵀ = (Vᵀ - SᵀKᵀ) Bᵀ          Oᵀ = SᵀQᵀ + EᵀPᵀ             S'ᵀ = λ Sᵀ + EᵀK
     erase    Uᵀ = VᵀBᵀ + SᵀWᵀ             Oᵀ = SᵀQᵀ + VᵀPᵀ + UᵀP_wᵀ    S'ᵀ = λ Sᵀ + VᵀK + UᵀK_w
 
-with keys and queries decayed where they meet the state. With a decay per channel the decay applies to K, not to the
-product: the delta rule then computes Eᵀ = VᵀBᵀ + SᵀWᵀ. Beside the state's warpgroups one warp loads chunks ahead, one stores, one
-turns decays into weights, and a further warpgroup forms P if it is not prepared.
+with queries decayed from the start of the chunk and keys to its end. With a decay per channel the decay applies to K, not to the
+product: the delta rule then computes Eᵀ = VᵀBᵀ + SᵀWᵀ. Beside the state's warpgroups one warp prefetches chunks, one stores, one
+turns decays into weights, and a further warpgroup computes P if it is not prepared.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def forward(
             sb = buffer(PARTS, K, M)
             if OUTPUT or o is None:
                 sd = described(states + place * K * V + first_column, count * heads * K, V, BV, K, M)
-            else:  # in rows, early keys in the memory of ``o``
+            else:  # in rows; early keys alias ``o``
                 sd = described(o + at_token * V, rows, heads * V, V, C, M)
                 late = described(states + at_token * V, rows, heads * V, V, C, M)
 

@@ -1,4 +1,4 @@
-"""Warps of forward.py: the warpgroups that scan a state, and those that load, store, weigh decays, and form P for them."""
+"""Warps of forward.py: the warpgroups that scan a state, and those that load, store, turn decays into weights, and compute P."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Shape(NamedTuple):
     OUTPUT: Any
     KEEP: Any
     TURNED: Any
-    MEETS: Any  # True if P is formed here
+    MEETS: Any  # True if P is computed here
     PARTS: Any  # warpgroups that share the values
     STAGES: Any
     BYTES: Any  # bytes of a stage
@@ -79,7 +79,7 @@ def weigh(full, empty, weights, source, step, rows, count, scale, total, shape):
     """Turn decays into weights, chunk after chunk; writes the decay of the whole segment to ``total`` [K].
 
     Per head: the decay from the start up to each token (for queries times the scale), from each token to the end, and of the whole
-    chunk. Per channel only the last is loaded, the others have been applied by prepare.
+    chunk. Per channel only the last is loaded; prepare has applied the others.
     """
     to_here, to_read, to_end, passed, fade = weights
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
@@ -114,7 +114,7 @@ def weigh(full, empty, weights, source, step, rows, count, scale, total, shape):
 
 @gluon.jit
 def meet(full, made, empty, qb, kb, pb, passed, scale, count, shape):
-    """Form P, the masked and decayed products of queries and keys, if it is not prepared."""
+    """Compute P, the masked and decayed products of queries and keys, if it is not prepared."""
     if shape.MEETS:
         layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
         queries: gl.constexpr = gl.SliceLayout(1, layout)
@@ -139,7 +139,7 @@ def meet(full, made, empty, qb, kb, pb, passed, scale, count, shape):
 
 @gluon.jit
 def hand_over(x, out, ready, free, i):
-    """Pass ``x`` [64, ...] to the warp that stores, once it has stored that of the last chunk."""
+    """Pass ``x`` [64, ...] to the storing warp, after it has stored that of the previous chunk."""
     mbarrier.wait(free, (i & 1) ^ 1)
     out.permute((1, 0)).store(x)
     fence_async_shared()

@@ -1,10 +1,10 @@
 """Backward pass within segments for Hopper, in Gluon: no decay or one per head, 128 keys and 128 values.
 
-One kernel scans the cotangent of the state from the last chunk to the first and forms the gradients of each chunk on the way: the
-cotangent stays in registers and is never written. Two warpgroups share the work of a chunk twice. First each scans the cotangent of
-half of the values, transposed as in backward.py, and puts it into shared memory, rounded. Then each forms one matrix [C, C] of pairs
-of tokens, which both read, and the gradients of q and k in half of the channels. One warp loads ahead, one turns decays into weights,
-and two sum the gradient of the decay. The gradients of q and k leave from the memory of q and k, of which there are two stages.
+One kernel scans the cotangent of the state from the last chunk to the first and computes the gradients of each chunk as well: the
+cotangent stays in registers and is never written to global memory. Two warpgroups split the work of a chunk in two ways. First each
+scans the cotangent of half of the values, transposed as in backward.py, and stores it, rounded, in shared memory. Then each computes
+one matrix [C, C] of pairs of tokens, which both read, and the gradients of q and k in half of the channels. One warp prefetches, one
+turns decays into weights, and two sum the gradient of the decay. The gradients of q and k alias q and k in shared memory, in two stages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def fused(
     K: gl.constexpr, V: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr, PACKED: gl.constexpr, BITS: gl.constexpr,
     START: gl.constexpr, IN_ROWS: gl.constexpr, REGISTERS: gl.constexpr, FEW: gl.constexpr,
 ):  # fmt: skip
-    """``p`` are P and B of the delta rule, beside each other, and ``values`` what it writes; their memory may be that of dk and dq."""
+    """``p`` are P and B of the delta rule, side by side, and ``values`` its writes; they may alias dk and dq."""
     slot = gl.program_id(0)
     head = gl.program_id(1)
     n, first, last, index, begin, _ = locate(slot, cu, sequences, tokens, length, PACKED)
@@ -54,7 +54,7 @@ def fused(
         else:
             ed = described(v + time * v_token + head * v_head, rows, v_token, V, C, M)
         late = None
-        if IN_ROWS:  # early keys of a state lie where the gradients of the values will
+        if IN_ROWS:  # early keys of a state alias the gradients of the values
             sd = described(dv + at * V, rows, heads * V, V, C, M)
             late = described(states + at * V, rows, heads * V, V, C, M)
         else:
@@ -88,7 +88,7 @@ def fused(
         if SUMS:
             results = numbers(8, C, gl.float32)
             sum_full, sum_empty = barriers(1, 2), barriers(1, 1)
-        READERS: gl.constexpr = 2 + (SUMS and RULE != DELTA)  # of the states and their cotangents
+        READERS: gl.constexpr = 2 + (SUMS and RULE != DELTA)  # readers of the states and their cotangents
         bars = Bars(
             square_full, square_empty, barriers(1, 1), barriers(1, READERS), barriers(2, 1), barriers(2, 2),
             decay_full, decay_empty, barriers(1, 2), barriers(1, 2), barriers(1, READERS), sum_full, sum_empty,

@@ -20,7 +20,7 @@ from linattn.ops.triton.tiles import HEAD
 
 
 class Strengths(NamedTuple):
-    """Strengths of a head from the segment's first token on, and where their gradients go."""
+    """Strengths of a head from the segment's first token on, and the addresses of their gradients."""
 
     base: Any
     token: Any
@@ -48,9 +48,9 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, strengths, results, 
         chunk = here.count - 1 - i
         phase = i & 1
         at = i % 2
-        zero = chunk >> 30  # recomputed in each step, so that what follows from it does not stay in registers
+        zero = chunk >> 30  # recomputed in each step, so that dependent values do not stay in registers
         q, k = tiles.q.index(at), tiles.k.index(at)
-        if part:  # loaded long before it is used
+        if part:  # loaded early, to hide its latency
             row = chunk * C + gl.arange(0, C, ROWS)
             b = gl.load(strengths.base + row.to(gl.int64) * strengths.token, mask=row < here.rows, other=1.0)
 
@@ -82,7 +82,7 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, strengths, results, 
         dv = warpgroup_mma_wait(1, deps=[dv])
         mbarrier.arrive(bars.square_empty.index(0), count=1)
         tma.store_wait(0)
-        mbarrier.arrive(bars.pair_empty.index(1 - at), count=1, pred=i > 0)  # gradients have left the memory of q and k
+        mbarrier.arrive(bars.pair_empty.index(1 - at), count=1, pred=i > 0)  # gradients have been stored from the memory of q and k
         tiles.dv.index(zero + part).permute((1, 0)).store(dv.to(gl.bfloat16))
         fence_async_shared()
         mbarrier.arrive(bars.scanned.index(0), count=1)
@@ -104,7 +104,7 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, strengths, results, 
             pairs = pairs * weight(steps, shape.BITS)
         if part:
             pairs = gl.where(token > other, -pairs, 0.0)
-        elif SUMS:  # the decay's gradient has no part of a token's pair with itself
+        elif SUMS:  # a token's pair with itself does not contribute to the decay's gradient
             pairs = pairs * scale
             results.index(2).store(gl.sum(gl.where(token == other, pairs, 0.0), 1))
             pairs = gl.where(token > other, pairs, 0.0)
@@ -112,7 +112,7 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, strengths, results, 
             pairs = gl.where(token >= other, pairs * scale, 0.0)
         tiles.pairs.index(zero + part).store(pairs.to(gl.bfloat16))
         fence_async_shared()
-        mbarrier.arrive(bars.paired.index(0), count=1)  # and has read the other's half of q and k
+        mbarrier.arrive(bars.paired.index(0), count=1)  # and has read the other half of q and k
 
         # Gradients of half of the channels.
         dr = over_states(tiles.dv, tiles.s, zero, part, nothing)
@@ -131,7 +131,7 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, strengths, results, 
             dr = -dr
         q_half, k_half = in_blocks(q, C, K).index(part), in_blocks(k, C, K).index(part)
         g, n = tiles.pairs.index(zero), tiles.pairs.index(zero + 1)
-        if SUMS:  # of reads across each token: Σ q dq + k dr, of writes behind it: Σ k (Gᵀ Q + Nᵀ K) and, past the chunk, Σ k dk
+        if SUMS:  # of reads across each token: Σ q dq + k dr, of writes after it: Σ k (Gᵀ Q + Nᵀ K) and, past the chunk, Σ k dk
             sending = gl.sum(k_half.load(SQUARE).to(gl.float32) * dk, 1)
             mbarrier.wait(bars.paired.index(0), phase)
             dr = warpgroup_mma(n, k_half, dr, is_async=True)

@@ -1,4 +1,4 @@
-"""Parts of the kernel that scans the cotangent of the state and forms the gradients of chunks on the way: see fused.py."""
+"""Parts of the kernel that scans the cotangent of the state and computes the gradients of chunks: see fused.py."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Bars(NamedTuple):
     square_empty: Any
     value_full: Any  # dO, E and S
     value_empty: Any
-    pair_full: Any  # q and k, whose memory their gradients take
+    pair_full: Any  # q and k, aliased by their gradients
     pair_empty: Any
     decay_full: Any
     decay_empty: Any
     scanned: Any  # the cotangents of the state and of the values are in shared memory
-    paired: Any  # so are the matrices of pairs
-    used: Any  # and all of them have been read
+    paired: Any  # the matrices of pairs are in shared memory
+    used: Any  # all of them have been read
     sum_full: Any
     sum_empty: Any
 
@@ -75,7 +75,7 @@ class Sources(NamedTuple):
     do: Any
     e: Any
     s: Any
-    late: Any  # later keys of S if these lie apart
+    late: Any  # later keys of S if separate
     dv: Any
     dq: Any
     dk: Any
@@ -102,9 +102,9 @@ class Segment(NamedTuple):
 
 @gluon.jit
 def begin(part: gl.constexpr, start, V, K: gl.constexpr):
-    """Zeros [C, C], numbers of tokens along both sides of it, and the cotangent of half of the values behind the last chunk.
+    """Zeros [C, C], token indices along both sides, and the cotangent of half of the values after the last chunk.
 
-    With the numbers of its channels and columns. It is loaded from ``start`` [K, V], or 0 if there is none.
+    Also the indices of its channels and columns. It is loaded from ``start`` [K, V], or 0 without it.
     """
     nothing = gl.zeros([C, C], gl.float32, SQUARE)
     token = gl.arange(0, C, ROWS)[:, None]

@@ -26,7 +26,7 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, results, ends, here,
         chunk = here.count - 1 - i
         phase = i & 1
         at = i % 2
-        zero = chunk >> 30  # recomputed in each step, so that what follows from it does not stay in registers
+        zero = chunk >> 30  # recomputed in each step, so that dependent values do not stay in registers
         q, k = tiles.q.index(at), tiles.k.index(at)
 
         # Pairs of tokens: P, or G.
@@ -68,11 +68,11 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, results, ends, here,
         mbarrier.wait(bars.paired.index(0), phase)
         dv = warpgroup_mma(gl.convert_layout(do, LEFT_OF_C), tiles.pairs.index(zero), dv, is_async=True)
         s, dv = warpgroup_mma_wait(0, deps=[s, dv])
-        mbarrier.arrive(bars.scanned.index(0), count=1)  # and has read the other's half of q and k
+        mbarrier.arrive(bars.scanned.index(0), count=1)  # and has read the other half of q and k
         dq = over_states(tiles.do, tiles.s, zero, part, nothing)
         dk = over_states(tiles.e, tiles.ds, zero, part, nothing)
         tma.store_wait(0)
-        mbarrier.arrive(bars.pair_empty.index(1 - at), count=1, pred=i > 0)  # gradients have left the memory of q and k
+        mbarrier.arrive(bars.pair_empty.index(1 - at), count=1, pred=i > 0)  # gradients have been stored from the memory of q and k
         tiles.dv.index(zero + part).permute((1, 0)).store(dv.to(gl.bfloat16))
         fence_async_shared()
         tma.store(sources.dv, [chunk * C, part * M], tiles.dv.index(zero + part))

@@ -1,7 +1,8 @@
 """``gradients`` for Hopper, in Gluon: one kernel whose body depends on the family.
 
 Without a decay per channel whole chunks are computed at once (whole.py). With one, a first launch (settled_*.py) computes all chunks
-and marks the blocks of channels that settle, whose gradients are right; a second launch (levels_*.py) computes the others.
+and flags the blocks of channels that settle: their decays are within the range of one product, so their gradients are exact. A second
+launch (levels_*.py) computes the others, level by level.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Helpers of the level kernels: the blocks of channels that they handle, and the pairs of tokens in blocks of each size.
 
-Tokens meet in the middle of blocks of 64, 32, 16, ... tokens (see tiles.py), all factors at most 1. At each size a token is a query
-in the late half of its block or a key in the early one.
+Pairs of tokens factor at the middle of blocks of 64, 32, 16, ... tokens (see tiles.py), with all factors at most 1. At each size a token
+is a query in the late half of its block or a key in the early one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Tiles(NamedTuple):
     loaded: Loaded  # q and k, whose memory is reused for their gradients
     high: Any  # decays
     low: Any
-    met: Any  # queries and keys scaled for the present size of blocks
+    met: Any  # queries and keys scaled for the current size of blocks
     g: Any  # cotangents by values
     faded: Any  # by channel, the decay of the whole chunk
     past: Any  # by channel, the product of the state and its cotangent
@@ -76,7 +76,7 @@ def each_unsettled(make: gl.constexpr, item, call, work, sources, tiles, sizes):
 def in_range(first, count, other):
     """[C, C]: mask of columns in registers with two bits per pair of columns, and byte selectors, for ``cut`` and ``ones``.
 
-    A row's columns from ``first`` on, ``count`` of them (at most 32), are bits of 64; a thread has two in each byte, made whole bytes.
+    A row's columns from ``first`` on, ``count`` of them (at most 32), are bits of 64; a thread has two of each byte, expanded to bytes.
     """
     bits = ((gl.full_like(count, 1).to(gl.uint64) << count.to(gl.uint64)) - 1) << first.to(gl.uint64)
     bits = bits >> (other & 6).to(gl.uint64)

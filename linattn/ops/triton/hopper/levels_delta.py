@@ -7,7 +7,7 @@ the diagonal and their mirror images above,
     P = (G ∘ apart) Z,    dQ += e ∘ P in late halves,    dK += e ∘ P in early ones,    and to the decay's gradient ± Z ∘ P
     Q = (N ∘ apart) R,    dK += e ∘ Q in both,                                         and to the decay's gradient ± R ∘ Q
 
-Results reuse the memory of values, cotangents and states, which are read before pairs of tokens are computed, so that two programs
+Results alias values, cotangents and states in shared memory, which are read before pairs of tokens are computed, so that two programs
 share a multiprocessor.
 """
 
@@ -63,7 +63,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     qb, kb, eb, ob, xb, sb, dsb = room.q, room.k, room.v, room.do, room.x, room.states, room.dstates
     high, low = tiles.high, tiles.low
     here, block = at.chunk, at.block
-    zero = work.heads % call.group  # 0, which the compiler cannot know: see prepare_channel.py
+    zero = work.heads % call.group  # 0, unknown to the compiler: see prepare_channel.py
     token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + zero
     other = gl.arange(0, C, of_channels)[None, :]
     nothing = gl.zeros([C, C], gl.float32, WIDE)
@@ -82,7 +82,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     tma.load(sources.loaded.k, corner, full, kb.reshape((1, 1, C, BLOCK)))
 
     early, late = halves_at(call.decays, at.place, block, work, sizes, columns(gl.num_warps(), 4))
-    ORDERS: gl.constexpr = 1.0 if sizes.LOW else LOG2E  # decays split in two bfloat16 numbers are binary orders
+    ORDERS: gl.constexpr = 1.0 if sizes.LOW else LOG2E  # decays split in two bfloat16 numbers are log2
     early, late = lay_out_orders(early, late, high, low, sizes.LOW)
     tiles.faded.store(exp2(gl.sum(early + late, 0) * ORDERS))
     fence_async_shared()
@@ -183,7 +183,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
 
 @gluon.jit
 def gradients(call, work, sizes):
-    """Compute the gradients of blocks that do not settle; that of the strengths, independent of decays, is already done."""
+    """Compute the gradients of blocks that do not settle; those of the strengths, independent of decays, are already done."""
     blocks = work.places * (sizes.K // BLOCK)
     item = unsettled(gl.program_id(0), call.settled, blocks)
     if item < blocks:

@@ -131,13 +131,13 @@ def by_levels(item, next_item, phase, full, call, work, sources, tiles, sizes):
     sent_high, sent_low = tiles.sent
     place, block = item // BLOCKS, item % BLOCKS
     here = chunk(place, work, sizes.PACKED)
-    zero = work.heads % call.group  # 0, which the compiler cannot know: see prepare_channel.py
+    zero = work.heads % call.group  # 0, unknown to the compiler: see prepare_channel.py
     token = gl.arange(0, C, gl.SliceLayout(1, EACH))[:, None] + zero
     other = gl.arange(0, C, gl.SliceLayout(0, EACH))[None, :]
     nothing = gl.zeros([C, BLOCK], gl.float32, SHARE)
 
     early, late = halves(call.decays, here, block, columns(gl.num_warps(), 4))
-    ORDERS: gl.constexpr = 1.0 if sizes.LOW else LOG2E  # decays split in two bfloat16 numbers are binary orders
+    ORDERS: gl.constexpr = 1.0 if sizes.LOW else LOG2E  # decays split in two bfloat16 numbers are log2
     early, late = lay_out_orders(early, late, high, low, sizes.LOW)
     tiles.faded.store(exp2(gl.sum(early + late, 0) * ORDERS))
     fence_async_shared()
@@ -169,7 +169,7 @@ def by_levels(item, next_item, phase, full, call, work, sources, tiles, sizes):
     if sizes.DDECAY:
         split(held(kb) * dk + held(wb) * dw, sent_high, sent_low)
 
-    # Products of values and cotangents of pairs of tokens, without decays; pairs of neighbours without a decay are added now.
+    # Products of values and cotangents of pairs of tokens, without decays; pairs of neighbours without a decay are added here.
     below, above = product(ob, vb), product(vb, ob)
     below, above = warpgroup_mma_wait(0, deps=[below, above])
     tiles.owned.store(gl.sum(gl.where(token == other, below, 0.0), 1) * call.scale)
@@ -335,5 +335,5 @@ def programs(multiprocessors: int) -> int:
 
 
 def options() -> dict[str, int]:
-    """Two warpgroups with all the registers that a thread can have."""
+    """Two warpgroups with the maximum of registers per thread."""
     return dict(num_warps=8)

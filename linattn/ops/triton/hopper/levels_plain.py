@@ -9,7 +9,7 @@ so each size needs one product, and one for the sums of decays. The parts from t
 are weighted by the decay from the chunk's start and to its end.
 
 A program processes blocks of 64 channels that are not marked in ``settled``, one after the other; two programs share a multiprocessor
-and hide each other's loads.
+and hide each other's latency.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     qb, kb, vb, ob, sb, dsb = room.q, room.k, room.v, room.do, room.states, room.dstates
     high, low, met, gs, faded = tiles.high, tiles.low, tiles.met, tiles.g, tiles.faded
     here, block = at.chunk, at.block
-    zero = work.heads % call.group  # 0, which the compiler cannot know: see prepare_channel.py
+    zero = work.heads % call.group  # 0, unknown to the compiler: see prepare_channel.py
     token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + zero
     other = gl.arange(0, C, of_channels)[None, :]
     nothing = gl.zeros([C, C], gl.float32, WIDE)
@@ -70,7 +70,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     tma.load(sources.loaded.dstates, of_state, full, dsb)
 
     early, late = halves_at(call.decays, at.place, block, work, sizes, ROWS)
-    ORDERS: gl.constexpr = 1.0 if sizes.LOW else LOG2E  # decays split in two bfloat16 numbers are binary orders
+    ORDERS: gl.constexpr = 1.0 if sizes.LOW else LOG2E  # decays split in two bfloat16 numbers are log2
     early, late = lay_out_orders(early, late, high, low, sizes.LOW)
     fence_async_shared()
     halfway = reinterpret(gs, gl.float32, [C // 2, BLOCK], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))

@@ -14,7 +14,7 @@ missing: list[str] = []
 
 
 def first(module: Any, *names: str) -> Any:
-    """Attribute of ``module`` under the first of ``names`` that exists, newest first, because an old name may only raise an error."""
+    """Attribute of ``module`` under the first existing of ``names``, newest first, because an old name may only raise an error."""
     for name in names:
         if (found := getattr(module, name, None)) is not None:
             return found

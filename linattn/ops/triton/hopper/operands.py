@@ -14,7 +14,7 @@ from linattn.ops.triton.hopper.sizes import CHUNK
 C = gl.constexpr(CHUNK)  # tokens of a chunk
 BLOCK = gl.constexpr(64)  # channels of a step: a row of the swizzle of shared memory
 WIDE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))  # [C, C] and [C, BLOCK] in accumulators of a warpgroup
-NATURAL_RESET = gl.constexpr(-111.0)  # 160 binary orders, a reset, as a natural logarithm that bfloat16 can represent
+NATURAL_RESET = gl.constexpr(-111.0)  # ln 2^-160, for a reset, as a bfloat16 number
 
 
 @gluon.constexpr_function
@@ -36,22 +36,22 @@ def add_two(a, b, c, d):
 
 @gluon.jit
 def exp2(x):
-    """2^x in one instruction; 0 for results below the normal numbers of float32."""
+    """2^x in one instruction; subnormal results are 0."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, True, 1)
 
 
 @gluon.jit
 def again(x):
-    """2^x, recomputed: the compiler cannot keep an earlier result in registers."""
+    """2^x, recomputed: the compiler cannot reuse an earlier result, which would occupy registers."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, False, 1)
 
 
 @gluon.jit
 def pinned(x):
-    """``x``, computed before the next instructions, because a product that continues with accumulators overwrites the operands of ``x``.
+    """Compute ``x`` before the next instructions, because a product that continues with accumulators overwrites the operands of ``x``.
 
-    LLVM may put the arithmetic off until after the product has begun, with negated copies of the accumulators at hand, and ptxas 13.4
-    (triton 3.9) makes those copies the accumulators themselves; it then also has all products of the kernel wait for each other.
+    Otherwise LLVM may move the arithmetic after the start of the product, with negated copies of the accumulators, and ptxas 13.4
+    (triton 3.9) coalesces those copies with the accumulators and serialises all products of the kernel.
     """
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], gl.float32, False, 1)
 
@@ -60,8 +60,8 @@ def pinned(x):
 def left(x):
     """A tile as the left operand of a product, from the registers it is in.
 
-    The registers must be written before the product's wgmma.fence. LLVM ignores the fence and packs pairs right before their use, but it
-    does not move an instruction that is declared to have side effects.
+    The registers must be written before the product's wgmma.fence. LLVM ignores the fence and packs pairs right before their use, but
+    does not move instructions with declared side effects.
     """
     WARPS: gl.constexpr = gl.num_warps()
     x = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x.to(gl.bfloat16)], gl.bfloat16, False, 2)

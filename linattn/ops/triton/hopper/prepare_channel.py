@@ -1,8 +1,8 @@
 """Helpers of the kernels that prepare chunks with a decay per channel: loads to shared memory, sums of decays, stores of tiles.
 
-One program per chunk and head; two or three of them share a multiprocessor and hide each other's loads. Sums of decays are products of a
-0/1 matrix with the decays (bfloat16, and the remainder of float32). Tensor cores return them in the registers of the queries and keys
-that they scale, from which these are used as left operands.
+One program per chunk and head; two or three of them share a multiprocessor and hide each other's latency. Sums of decays are products of a
+0/1 matrix with the decays (bfloat16, and the remainder of float32). Tensor cores return them in the register layout of the queries and keys
+that they scale, which are then left operands.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def copy_pair(q_tile, k_tile, call, here, K: gl.constexpr):
 
 @gluon.jit
 def half_of(start, token, first, last, K: gl.constexpr):
-    """Natural logarithms [C / 2, K] from row ``first`` on, 0 from row ``last`` on; a reset is a finite number by which weights become 0."""
+    """Natural logarithms [C / 2, K] from row ``first`` on, 0 from row ``last`` on; a reset is a finite number whose weights are 0."""
     layout: gl.constexpr = gl.BlockedLayout([C // 2 * K // 512, 4], [128 // K, K // 4], [4, 1], [1, 0])
     row = first + gl.arange(0, C // 2, gl.SliceLayout(1, layout))
     channel = gl.arange(0, K, gl.SliceLayout(0, layout))
@@ -87,8 +87,8 @@ def load_decays(call, tokens, tiles, K: gl.constexpr):
 
 @gluon.jit
 def numbered(call):
-    """Numbers of tokens by row and by column."""
-    zero = call.heads % call.group  # 0, which the compiler cannot know: ptxas materialises constant left operands too late
+    """Token indices by row and by column."""
+    zero = call.heads % call.group  # 0, unknown to the compiler: ptxas materialises constant left operands too late
     i = (gl.arange(0, C, gl.SliceLayout(1, WIDE)) + zero)[:, None]
     return i, gl.arange(0, C, gl.SliceLayout(0, WIDE))[None, :]
 
@@ -120,7 +120,7 @@ def summed(chosen, decays, block):
 
 @gluon.jit
 def save_totals(early, late, call, here, K: gl.constexpr):
-    """Store the decay of a chunk, also in shared memory by block; returns the binary orders of the half with the stronger decay."""
+    """Store the decay of a chunk, also in shared memory by block; returns the log2 decay of the half with the stronger decay."""
     of_early, of_late = gl.reduce((early, late), 0, add_two)
     nearest = gl.min(gl.minimum(of_early, of_late), 0) * LOG2E
     total = exp2((of_early + of_late) * LOG2E)

@@ -79,7 +79,7 @@ def prepare(call, at, K: gl.constexpr, kind: gl.constexpr):
     strengths.store(away_from_zero(strength.to(gl.float32)))
     q_blocks = in_blocks(q_tile, C, K)
     k_blocks = in_blocks(k_tile, C, K)
-    seen = in_blocks(high_tile, C, K)  # keys scaled to read the state, in the memory of the summed decays
+    seen = in_blocks(high_tile, C, K)  # keys scaled to read the state, aliasing the summed decays
     kept_keys = in_blocks(low_tile, C, K)  # keys scaled as written, in a chunk that settles
     met = buffer(1, C, BLOCK).index(0)  # operands that pass through shared memory
 

@@ -57,7 +57,7 @@ def prepare(call, at, K: gl.constexpr):
     k_blocks = in_blocks(k_tile, C, K)
     r_blocks = in_blocks(r_tile, C, K)
     w_blocks = in_blocks(w_tile, C, K)
-    kept_k = in_blocks(low_tile, C, K)  # keys scaled as written, in a chunk that settles, in the memory of decays
+    kept_k = in_blocks(low_tile, C, K)  # keys scaled as written, in a chunk that settles, aliasing decays
     kept_w = in_blocks(high_tile, C, K)
     met = buffer(1, C, BLOCK).index(0)  # operands that pass through shared memory
 

@@ -1,9 +1,9 @@
 """``prepare.prepare`` for the delta rule on Hopper, in Gluon: no decay, or one per head.
 
-One program per chunk and head, of which five share a multiprocessor: while some wait for memory, others compute. P and B lie side by
-side in the rows of their tokens, [B, T, H, 2 C], so that they fit into results of later kernels. With N the
-strictly lower part of -diag(β) K Kᵀ, decayed, the wanted inverse is T = (I - N)^-1. Its diagonal blocks D_i [16, 16] come from
-substitution in float32, one a warp; then, with X = Tᵀ, whose columns [64, 16] follow from those before them,
+One program per chunk and head, of which five share a multiprocessor to hide latency. P and B are side by
+side in the rows of their tokens, [B, T, H, 2 C], so that results of later kernels can alias them. With N the
+strictly lower part of -diag(β) K Kᵀ, decayed, the inverse is T = (I - N)^-1. Its diagonal blocks D_i [16, 16] come from
+substitution in float32, one per warp; then, with X = Tᵀ, whose columns [64, 16] follow from those before them,
 
     X_i = (I_i + R_i) D_iᵀ        R_j += X_i N_jiᵀ  for all later j,  R = 0 before
 
@@ -135,7 +135,7 @@ def invert(n):
 
 @gluon.jit
 def save_bound(to, own, total, BITS: gl.constexpr):
-    """Store an upper bound of the binary orders by which a chunk whose decays sum up to ``total`` changes a state.
+    """Store an upper bound of the log2 factor by which a chunk with the total decay ``total`` changes a state.
 
     A token multiplies a state by its decay and by I - β k kᵀ, whose norm is at most the larger of 1 and |1 - β kᵀk|; ``own`` is -β kᵀk.
     """
@@ -147,7 +147,7 @@ def save_bound(to, own, total, BITS: gl.constexpr):
 
 @gluon.jit
 def prepare(call, at, place, K: gl.constexpr, C: gl.constexpr, DECAY: gl.constexpr, BITS: gl.constexpr, kind: gl.constexpr):
-    """Store p, b and, if there is room for them, the bounds by which a state changes."""
+    """Store p, b and, if they are requested, the bounds of a state's change."""
     square: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C, 16])
     thin: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S, 16])
     tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)

@@ -1,8 +1,8 @@
-"""``prepare.prepare`` with a decay per channel for Hopper, in Gluon: sums of decays by tensor cores, in the layout that multiplies.
+"""``prepare.prepare`` with a decay per channel for Hopper, in Gluon: sums of decays by tensor cores, in the layout of operands.
 
-As decays are at most 0, the ends of a block are furthest from its middle, so the sums of half blocks determine which blocks settle
-(see tiles.py). A chunk that settles as a whole takes one round of products. In any other, tokens are paired in smaller and smaller
-blocks, down to the first size of which all settle; a block with a reset inside never does. In blocks that do not settle queries are in
+Decays are at most 0, so their sums from a block's middle are largest at its ends: the sums of half blocks determine which blocks settle
+(see tiles.py). A chunk that settles takes one round of products. In others, tokens are paired in smaller and smaller blocks, down to
+the first size of which all settle; a block with a reset inside never does. In blocks that do not settle queries are in
 the late half and keys in the early one: one tile has both, scaled by one factor.
 """
 
@@ -56,7 +56,7 @@ def prepare(call, at, K: gl.constexpr, BEFORE: gl.constexpr):
     by_block = reinterpret(factors, gl.float32, [3 * BLOCKS, BLOCK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     q_blocks = in_blocks(q_tile, C, K)
     k_blocks = in_blocks(k_tile, C, K)
-    met = buffer(1, C, BLOCK).index(0)  # right operands that pass through shared memory
+    met = buffer(1, C, BLOCK).index(0)  # right operands, in shared memory
 
     i, t = numbered(call)
     of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)

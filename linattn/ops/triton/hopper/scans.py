@@ -8,7 +8,7 @@ from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, HEAD, PLAIN, Family
 
 
 def forward(family: Family, size_k: int, size_v: int, output: bool, keep: bool, transition: bool) -> dict[str, int]:
-    """Columns of a program, and what its pipeline and registers are."""
+    """Columns of a program, its pipeline and registers."""
     erase, delta, by_channel = family.rule == ERASE, family.rule == DELTA, family.decay == CHANNEL
     meets = output and not family.prepared
     columns = min(size_k, size_v, WIDEST) if transition else min(size_v, WIDEST)
@@ -29,7 +29,7 @@ def forward(family: Family, size_k: int, size_v: int, output: bool, keep: bool, 
 
 
 def backward(family: Family, size_k: int, size_v: int, local: bool, keep: bool) -> dict[str, int]:
-    """Columns of a program, and what its pipeline and registers are."""
+    """Columns of a program, its pipeline and registers."""
     plain, erase = family.rule == PLAIN, family.rule == ERASE
     reads = not (plain and local)
     reads_w = erase or (not plain and family.decay == CHANNEL)

@@ -79,7 +79,7 @@ def passing_chunk(bars, tiles, used, at, j, V: gl.constexpr):
 
 @gluon.jit
 def load(bars, sources, tiles, work, call, sizes, TWICE: gl.constexpr):
-    """Load tile after tile, ahead of use as far as there are free buffers, in the order in which these become free.
+    """Prefetch tiles into free buffers, in the order in which these become free.
 
     With ``TWICE`` keys read too: there are cotangents of values, and queries and keys are released before states.
     """

@@ -141,7 +141,7 @@ def readers(bars, sources, tiles, between, work, call, sizes):
                 e = exp2(x * LOG2E - factors.index(3 * slot).load(of_channels)[None, :])
                 mbarrier.wait(bars.read_empty.index(0), (j & 1) ^ 1)
                 hold(key_hat, held(room.k.index(slot)) * e)
-                tma.store_wait(0)  # a gradient reuses the memory of its operand
+                tma.store_wait(0)  # a gradient aliases its operand
                 hold(query_hat, held(room.q.index(slot)) * e)
                 fence_async_shared()
                 mbarrier.arrive(bars.scaled.index(0), count=1)
@@ -215,7 +215,7 @@ def keys(bars, sources, tiles, between, work, call, sizes):
                 own = between.owned.load(gl.SliceLayout(1, WIDE))
                 part = warpgroup_mma(met.index(still).permute((1, 0)), query_hat, nothing, use_acc=False, is_async=True)
                 part = warpgroup_mma(met.index(still + 1).permute((1, 0)), key_hat, part, is_async=True)
-                split(held(hat) * d, tiles.high.index(slot), tiles.low.index(slot))  # in the memory of decays
+                split(held(hat) * d, tiles.high.index(slot), tiles.low.index(slot))  # aliases decays
                 mbarrier.wait(bars.sum_empty.index(0), j & 1)
                 part = warpgroup_mma_wait(0, deps=[part])
                 mbarrier.arrive(bars.used.index(0), count=1)

@@ -11,7 +11,7 @@ The decay's gradient sums, over tokens on one side or the other, Q̂ ∘ D, R̂ 
 side of a token cancel, because both ends are rounded equally. Between r and the token right before it there is no decay: these pairs
 are added afterwards.
 
-One warp loads ahead. All others share the work on 64 channels at a time, with few tiles in registers, while the operands of the next 64
+One warp prefetches. All others share the work on 64 channels at a time, with few tiles in registers, while the operands of the next 64
 channels or the next chunk are loaded to shared memory.
 """
 
@@ -77,7 +77,7 @@ class Kept(NamedTuple):
 
 @gluon.jit
 def load(full, empty, sources, tiles, work, call, sizes):
-    """Load tile after tile, ahead of use as far as there are free buffers, in the order in which these become free."""
+    """Prefetch tiles into free buffers, in the order in which these become free."""
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     i = 0
     for place in range(gl.program_id(0), work.places, gl.num_programs(0)):
@@ -136,7 +136,7 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
         next_place = seek(place + gl.num_programs(0), work, sizes.PACKED)
         next_at = chunk(next_place, work, sizes.PACKED)
 
-        # What queries and keys have of each other.
+        # Gradients of queries and keys from each other.
         still = i * zero
         of_v, of_u, of_do, of_x = tiles.of_v
         v_tile, u_tile, do_tile, x_tile = of_v.index(still), of_u.index(still), of_do.index(still), of_x.index(still)
@@ -176,7 +176,7 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
             row = (gl.arange(0, C, gl.SliceLayout(1, WHOLE)) + still)[:, None]
             column = gl.arange(0, C, gl.SliceLayout(0, WHOLE))[None, :]
 
-            # Keys' part of the state's cotangent, and queries' of the state.
+            # Gradients of keys from the state's cotangent, and of queries from the state.
             mbarrier.wait(full.index(1), j & 1)
             ck = warpgroup_mma(v_tile, dstate, nothing, use_acc=False, is_async=True)
             cw = warpgroup_mma(u_tile, dstate, nothing, use_acc=False, is_async=True)
@@ -198,7 +198,7 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
             if block == BLOCKS - 1:
                 mbarrier.arrive(empty.index(0), count=1)
 
-            # Orders between the middle and after each token (e), or before it (f).
+            # log2 decays between the middle and after each token (e), or before it (f).
             orders = start_sum(pick(column <= row), sums[0], sums[1], still, True)
             own_steps = held(high) + held(low)
             to_middle = factors.index(0).load(of_channels)[None, :]
@@ -213,7 +213,7 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
             back = exp2(-orders)
             of_k, of_w = scaled(k_hat, of_k, back), scaled(w_hat, of_w, back)
 
-            # What passes the ends of the chunk; what queries and keys have of each other.
+            # Gradients across the ends of the chunk, and of queries and keys from each other.
             fade = exp2(to_middle)
             ck = ck * to_end
             cw = cw * to_end
@@ -247,7 +247,7 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
             dq_out = ((cq + own * held(k_hat) + own_w * held(w_hat)) * again(orders)).to(gl.bfloat16)
             ck, cw, cr = warpgroup_mma_wait(0, deps=[ck, cw, cr])
             of_q = held(q_hat)
-            barrier()  # gradients take the place of what they are the gradients of
+            barrier()  # gradients overwrite their operands
             back = again(-orders)
             hold(k_hat, (ck + own * of_q) * back)
             hold(w_hat, (cw + own_w * of_q) * back)
@@ -260,7 +260,7 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
 
             early, late = decays_of(call, ahead, ahead_at, next_block, work)
 
-            # The decay's gradient: of what is read across a token, of what is sent past it, and of what passes the chunk.
+            # The decay's gradient: of reads across a token, of writes past it, and of the state that passes the chunk.
             if sizes.DDECAY:
                 earlier, here_on, later = pick(column < row), pick(column >= row), pick(column > row)
                 dd = start_products((

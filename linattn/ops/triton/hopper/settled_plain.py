@@ -9,8 +9,8 @@ decay's gradient sums rows of Q̂ ∘ (…) and K̂ ∘ (…), in which pairs on
 equally. Pairs without a decay between them are not part of it.
 
 A program processes blocks of 64 channels, chunk after chunk. One warpgroup computes the gradients of queries, one those of keys, mirror
-images; a third prepares decays for products and sums the decay's gradient; one warp loads ahead. All chunks are computed; ``settled``
-marks the blocks of channels whose results are right; levels_plain.py computes the others.
+images; a third prepares decays for products and sums the decay's gradient; one warp prefetches. All chunks are computed; ``settled``
+flags the blocks of channels whose results are exact; levels_plain.py computes the others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def add_up(bars, tiles, work, call, sizes):
     """Prepare decays a block ahead, and sum the decay's gradient: of reads across a token, of writes past it, and of the passing state."""
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     high, low, sums = tiles.high, tiles.low, tiles.sums
-    zero = work.heads % call.group  # 0, which the compiler cannot know: see prepare_channel.py
+    zero = work.heads % call.group  # 0, unknown to the compiler: see prepare_channel.py
     row = gl.arange(0, C, gl.SliceLayout(1, WIDE)) + zero
     other = gl.arange(0, C, gl.SliceLayout(0, WIDE))[None, :]
     here_on = pick(other >= row[:, None])
@@ -83,7 +83,7 @@ def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
     theirs: gl.constexpr = 1 - mine
     of_channels: gl.constexpr = gl.SliceLayout(0, WIDE)
     high, low, factors, sums = tiles.high, tiles.low, tiles.factors, tiles.sums
-    zero = work.heads % call.group  # 0, which the compiler cannot know: see prepare_channel.py
+    zero = work.heads % call.group  # 0, unknown to the compiler: see prepare_channel.py
     token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + zero
     other = gl.arange(0, C, of_channels)[None, :]
     nothing = gl.zeros([C, C], gl.float32, WIDE)
@@ -123,7 +123,7 @@ def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
                 x = warpgroup_mma_wait(1, deps=[x])
                 x = x * LOG2E - factors.index(3 * slot).load(of_channels)[None, :]
                 e = exp2(x if READS else -x)
-                tma.store_wait(0)  # a gradient reuses the memory of its operand
+                tma.store_wait(0)  # a gradient aliases its operand
                 hold(hat, held(vector) * e)
                 fence_async_shared()
                 mbarrier.arrive(bars.scaled.index(mine), count=1)
@@ -139,7 +139,7 @@ def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
                     d = warpgroup_mma_wait(0, deps=[d])
                     split(held(hat) * d, sums.index(0), sums.index(1))
                 else:
-                    split(held(hat) * d, high.index(slot), low.index(slot))  # in the memory of decays
+                    split(held(hat) * d, high.index(slot), low.index(slot))  # aliases decays
                     part = warpgroup_mma(g, met, nothing, use_acc=False, is_async=True)
                     mbarrier.wait(bars.sum_empty.index(0), (j & 1) ^ 1)
                     part = warpgroup_mma_wait(0, deps=[part])

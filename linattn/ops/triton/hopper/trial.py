@@ -27,7 +27,7 @@ def bring(full, empty, source, tile, C: gl.constexpr):
 
 @gluon.jit
 def multiply(full, empty, tile, high, low, exponents, to, staged, C: gl.constexpr):
-    """Sum the products with both tiles, split the sum in two bfloat16 numbers and add these again."""
+    """Sum the products with both tiles, split the sum in two bfloat16 numbers and add these."""
     total = gl.zeros([C, C], gl.float32, WIDE)
     weights = left(exp2(in_blocks(exponents, C, C).index(0).load(WIDE).to(gl.float32)))
     for i in gl.static_range(2):

@@ -1,7 +1,7 @@
 """``gradients`` for Hopper, in Gluon: plain and delta rule, decay none or per head. Persistent programs, tiles by TMA, products by wgmma.
 
-A program processes chunk after chunk, of every head. One warp loads ahead; one warpgroup computes the gradients of queries, one those
-of keys, mirror images that read the same tiles; one warp turns decays into weights, and two sum the gradient of the decay.
+A program processes chunk after chunk, of every head. One warp prefetches; one warpgroup computes the gradients of queries, one those
+of keys, symmetrically from the same tiles; one warp turns decays into weights, and two sum the gradient of the decay.
 
     dQ = fade (dO Sᵀ) + (dO Vᵀ ∘ D) K        dK = to_end (V dSᵀ) + (V dOᵀ ∘ Dᵀ) Q
 
@@ -54,7 +54,7 @@ def load_pair(bars, sources, tiles, i, here, group, sizes, shape):
 
 @gluon.jit
 def load(bars, sources, tiles, work, group, sizes, shape):
-    """Load the tiles of chunk after chunk, ahead of use as far as there are free buffers, in the order in which these become free."""
+    """Prefetch the tiles of chunk after chunk into free buffers, in the order in which these become free."""
     room = tiles.loaded
     K: gl.constexpr = sizes.K
     i = 0
@@ -110,7 +110,7 @@ def weigh(bars, weights, decays, work, sizes, shape):
 def add_up(bars, tiles, results, decays, ddecay, work, sizes, shape):
     """Sum the gradient of the decay: of reads across each token, of writes past it, and of the state that passes the whole chunk.
 
-    Of whole_delta.py if the cotangents of the state are tiles of their own: each half of the channels then has results of its own.
+    If the cotangents of the state are separate tiles, as in whole_delta.py, each half of the channels has its own results.
     """
     HALVES: gl.constexpr = tiles.loaded.dstates is not None
     PARTS: gl.constexpr = 2 if HALVES else 1
@@ -167,7 +167,7 @@ def between(total, layout: gl.constexpr):
 
 @gluon.jit
 def recall(bars, tiles, weights, strengths, i, here, sizes, shape):
-    """Gradients of keys from the keys' own reads, as readers and as keys that are read, and their part of the decay's gradient.
+    """Gradients of keys from products of keys, on either side, and their part of the decay's gradient.
 
     The gradient of the strength is the diagonal of the products of keys with each other's values.
     """
@@ -231,7 +231,7 @@ def side(READS: gl.constexpr, bars, sources, tiles, weights, strengths, results,
     left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
     total, rows_of = weights
     mine: gl.constexpr = 0 if READS else 1
-    FULL: gl.constexpr = RULE == DELTA and SUMS  # few registers are left, so wide products wait for narrow ones
+    FULL: gl.constexpr = RULE == DELTA and SUMS  # wide products wait for narrow ones, to save registers
     token = gl.arange(0, C, gl.SliceLayout(1, square))[:, None]
     other = gl.arange(0, C, gl.SliceLayout(0, square))[None, :]
     nothing = gl.zeros([C, C], gl.float32, square)

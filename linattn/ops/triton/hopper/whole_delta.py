@@ -1,7 +1,7 @@
 """``gradients`` of the delta rule for Hopper, in Gluon: decay none or per head. Persistent programs, tiles by TMA, products by wgmma.
 
-A program processes chunk after chunk, of every head. Two warpgroups share the work: each forms one of the two matrices of pairs of
-tokens, which both then read, and all gradients of half of the channels. One warp loads ahead, one turns decays into weights, and two
+A program processes chunk after chunk, of every head. Two warpgroups share the work: each computes one of the two matrices of pairs of
+tokens, which both then read, and all gradients of half of the channels. One warp prefetches, one turns decays into weights, and two
 sum the gradient of the decay. With G = dO Eᵀ ∘ D on and below the diagonal and N = -dE Eᵀ ∘ D below it,
 
     dQ = fade (dO Sᵀ) + G K        dK = to_end (E dSᵀ) + Gᵀ Q - fade (dE Sᵀ) + (N + Nᵀ) K
@@ -90,7 +90,7 @@ def save_strengths(n, strengths, here, token, other):
 
 @gluon.jit
 def half(part: gl.constexpr, bars, sources, tiles, weights, strengths, results, work, scale, sizes, shape):
-    """Form one matrix of pairs (G if ``part`` is 0, else N), and compute the gradients of half of the channels."""
+    """Compute one matrix of pairs (G if ``part`` is 0, else N), and compute the gradients of half of the channels."""
     room = tiles.loaded
     HALF: gl.constexpr = sizes.K // 2
     SUMS: gl.constexpr = shape.SUMS
@@ -108,7 +108,7 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, strengths, results, 
         if here.rows > 0:
             phase = i & 1
             at = i % 2
-            zero = here.rows // (2 * C)  # recomputed in each step, so that what follows from it does not stay in registers
+            zero = here.rows // (2 * C)  # recomputed in each step, so that dependent values do not stay in registers
             do, x, e = room.do.index(zero), room.x.index(zero), room.v.index(zero)
             q, k = room.q.index(zero + part), room.k.index(zero + part)
             g_pairs, n_pairs = tiles.pairs.index(zero), tiles.pairs.index(zero + 1)

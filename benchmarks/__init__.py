@@ -36,6 +36,13 @@ def destination(parser: argparse.ArgumentParser, kind: str, device: str, out: Pa
         parser.exit(2, f"{parser.prog}: {error}\n")
 
 
+def allow_refused() -> None:
+    """Let fla run, for timing only, the backward pass that it refuses on Hopper under triton 3.4 to 3.7.0 because of wrong results."""
+    from fla.ops.common import chunk_o
+
+    chunk_o.TRITON_ABOVE_3_7_1 = True
+
+
 def positive(text: str) -> int:
     """Parse an integer of at least 1."""
     if (number := int(text)) < 1:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import RESULTS, destination
+from benchmarks import RESULTS, allow_refused, destination
 from linattn.bench.gpu import libraries, timing
 from linattn.bench.gpu.measure import quick_tuning
 
@@ -107,6 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--refused", action="store_true", help="also time the pass of fla that it refuses here for its results")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for patch-fla-CARD.json")
     given = parser.parse_args(arguments)
     from linattn.bench.files import command
@@ -118,6 +119,8 @@ def main(arguments: list[str] | None = None) -> int:
     version, folders = found
     sys.path[:0] = folders
     quick_tuning()
+    if given.refused:
+        allow_refused()
     facts, path = destination(parser, "patch-fla", "cuda", given.out)
     with Record(path, KEY, {**facts, "fla": version}) as record:
         record.body["runs"][-1]["command"] = command("python -m benchmarks.patch_fla", arguments or sys.argv[1:])

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import RESULTS, destination
+from benchmarks import RESULTS, allow_refused, destination
 from linattn.bench.gpu import libraries, measure, timing
 from linattn.bench.gpu.cases import FIRST_SHAPE, PASSES, SHAPES, Case, tensors
 from linattn.ops import gpu
@@ -97,6 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--seconds", type=float, default=0.3, help="how long each case of a library is timed")
     parser.add_argument("--fla", action="store_true", help="beside fla's calls")
+    parser.add_argument("--refused", action="store_true", help="also time the pass of fla that it refuses here for its results")
     parser.add_argument("--like", metavar="CARD", help="with the limits of another card, as sm_80 or sm_89")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for portable-CARD.json")
     given = parser.parse_args(arguments)
@@ -112,6 +113,8 @@ def main(arguments: list[str] | None = None) -> int:
         sys.path[:0] = folders
         measure.quick_tuning()
         names.append("fla")
+        if given.refused:
+            allow_refused()
     facts, path = destination(parser, "portable", "cuda", given.out)
     with Record(path, KEY, facts) as record, limited(given.like):
         record.body["runs"][-1]["command"] = command("python -m benchmarks.portable", arguments or sys.argv[1:])

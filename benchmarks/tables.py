@@ -307,6 +307,22 @@ def kernels(body: dict, words: dict) -> str:
     return markdown(words["kernels"], ((*case, *(" · ".join(told[way]) for way in ways)) for case, told in found.items()))
 
 
+def patched(body: dict, words: dict) -> str:
+    """Line for each model of fla: the operations and the whole step with fla's operations and with ours."""
+    found: dict[str, dict[str, dict]] = {}
+    for row in body["rows"]:
+        found.setdefault(row["model"], {})[row["ops"]] = row
+    lines = []
+    for name, rows in found.items():
+        fla, ours = rows["fla"], rows["linattn"]
+        apart = max(abs(a - b) for a, b in zip(fla["losses"], ours["losses"], strict=True))
+        times = [f"{fla[key]:.2f} · {ours[key]:.2f} ({fla[key] / ours[key]:.2f} x)" for key in ("ops_ms", "step_ms")]
+        lines.append((name, *times, f"{apart:.4f}"))
+    run = body["runs"][-1]
+    told = words["one seed"].format(command=run["command"], cpu=body["card"], torch=run["torch"], date=run["date"])
+    return f"{told}\n\n{markdown(words['patched'], lines)}"
+
+
 def table(file: str, suite: str, card: str, words: dict) -> str:
     """Table of the results in ``file``."""
     path = ROOT / file
@@ -323,6 +339,7 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
         "losses": losses,
         "causality": causality,
         "parallel": parallel,
+        "patch": patched,
         "sharded": sharded,
         "quantised": quantised,
         "speculate": speculated,

@@ -154,7 +154,7 @@ def speeds(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def patterns(mixer: str, rows: int, rounds: int, seed: int = 0, **config: Any) -> dict[str, Any]:
     """Verify ``rounds`` times drafts of random lengths in ``rows`` rows and keep random parts of them.
 
-    Returns the largest error ‖a − b‖ / ‖b‖ of a kept token's hidden state against decoding token by token, and whether the bits of all /
+    Returns the largest error ‖a − b‖ / ‖b‖ of a kept token's hidden state against decoding token by token, and whether the bits of all
     states are independent of rejected tokens.
     """
     draw = random.Random(seed)  # noqa: S311

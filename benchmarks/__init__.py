@@ -15,7 +15,7 @@ def bench(suite: str, options: Sequence[str]) -> int:
     """Run ``linattn bench suite`` and keep the figures in :data:`RESULTS`, unless ``options`` name another file or ask for few."""
     from linattn.cli.main import main
 
-    sys.argv = ["linattn", "bench", suite, *options]  # what the results name as their command
+    sys.argv = ["linattn", "bench", suite, *options]  # the command recorded in the results
     kept = () if {"--out", "--quick"} & {option.partition("=")[0] for option in options} else ("--out", str(RESULTS))
     return main(["bench", suite, *options, *kept])
 

@@ -1,11 +1,11 @@
-"""Does a trained model read later tokens? Its held-out loss by several backends, token by token, and from prefixes alone.
+"""Causality check of a trained model: its held-out loss by several backends, token by token, and from prefixes only.
 
     linattn train --mixer rwkv7 --data tokens --join-documents --out runs/rwkv7
     python -m benchmarks.causality runs/rwkv7 --data tokens
 
-A loss that is low because a kernel lets a token read later ones rises where there is none to read: in the portable backend, in decoding
-one token at a time, and where the sequence ends. The rows of results/causality-CARD.json belong together in pairs: ``whole`` is the loss
-of the same positions in one call with the whole windows.
+If a kernel lets tokens read later ones, the loss rises where there are none: in the portable backend, in decoding token by token, and
+at the end of a prefix. Rows of results/causality-CARD.json are paired: ``whole`` is the loss of the same positions in one call with
+the whole windows.
 """
 
 from __future__ import annotations
@@ -83,10 +83,9 @@ class Held:
         return self.per_byte(self.mean(torch.cat(found, 1), ids[:, 1:])), self.per_byte(self.mean(at_once, ids[:, 1:]))
 
     def prefixes(self, places: list[int], dtype: str) -> dict[str, float]:
-        """Bits per byte of the tokens at ``places`` from what stands before them alone, and in one call with the whole windows.
+        """Bits per byte of the tokens at ``places`` from only the tokens before them, and in one call with the whole windows.
 
-        ``changed`` is ‖difference‖ / ‖logits‖ of the logits before a place, the largest of all places, where the tokens from there on
-        are replaced.
+        ``changed`` is the largest ‖difference‖ / ‖logits‖ of logits before a place when the tokens from there on are replaced.
         """
         ids = self.ids[: self.rows]
         whole, alone, changed = self.logits(ids, dtype), [], 0.0

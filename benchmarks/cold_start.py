@@ -1,7 +1,7 @@
 """Seconds to the first forward and backward pass in a fresh process, with an empty compiler cache and again with that cache.
 
-``python -m benchmarks.cold_start``: each family alone, then all in one process. Starting Python, importing torch and making the
-CUDA context come before the clock starts; importing linattn and triton, compiling and loading kernels come after.
+``python -m benchmarks.cold_start``: each family alone, then all in one process. The clock starts after Python, torch and the
+CUDA context, and includes importing linattn and triton, compiling and loading kernels.
 """
 
 from __future__ import annotations

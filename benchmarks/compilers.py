@@ -1,8 +1,8 @@
 """Decoding step by every available compiler: ``python -m benchmarks.compilers``, on a GPU if there is one.
 
-One step of a language model reads one token for each row, moves its states on and gives the next token. The same function is run as
-it is written, by the library's own captured step, by ``torch.compile``, by AOTInductor and, on a GPU, as a plain CUDA graph; all copy
-the new states over the old ones, and choose the largest logit. Ways take turns, so that a busy machine is busy for all of them.
+One step of a language model reads one token per row, updates its states and gives the next token. The same function runs eagerly, by
+the library's captured step, by ``torch.compile``, by AOTInductor and, on a GPU, as a plain CUDA graph; all copy the new states over
+the old ones, and take the largest logit. Ways alternate, so that other load affects all of them.
 """
 
 from __future__ import annotations
@@ -82,18 +82,18 @@ def written(buffers: Buffers, _: State) -> Run:
 
 
 def graphed(buffers: Buffers, _: State) -> Run:
-    """Plain CUDA graph of the step as it is written."""
+    """Plain CUDA graph of the eager step."""
     if buffers.tokens.device.type != "cuda":
         raise NotImplementedError("CUDA graphs are for GPUs")
     inputs = [buffers.tokens, *buffers.leaves]
     before = [t.clone() for t in inputs]
     graph = captured.Graph(buffers.advance, None)
-    torch._foreach_copy_(inputs, before)  # making a graph runs the step
+    torch._foreach_copy_(inputs, before)  # the capture runs the step
     return graph.replay
 
 
 def compiled(mode: str | None) -> Callable[[Buffers, State], Run]:
-    """Step by ``torch.compile``, copies over the inputs included; the inputs keep their addresses, so that a CUDA graph copies none."""
+    """Step by ``torch.compile``, including the copies over the inputs, which keep their addresses, so that a CUDA graph copies none."""
 
     def made(buffers: Buffers, _: State) -> Run:
         if mode == "reduce-overhead" and buffers.tokens.device.type != "cuda":
@@ -106,7 +106,7 @@ def compiled(mode: str | None) -> Callable[[Buffers, State], Run]:
 
 
 def ahead(buffers: Buffers, _: State) -> Run:
-    """Step by AOTInductor: exported, compiled to a library of its own, loaded."""
+    """Step by AOTInductor: exported, compiled to a separate library, loaded."""
     exported = torch.export.export(_Module(buffers), (buffers.tokens, *buffers.leaves), strict=False)
     folder = Path(tempfile.mkdtemp())
     package = torch._inductor.aoti_compile_and_package(exported, package_path=str(folder / "step.pt2"))
@@ -126,7 +126,7 @@ Made = dict[str, tuple[Run, float, list[Tensor]]]  # by way: its run, seconds to
 def make(model: Any, state: State, ways: Sequence[str]) -> tuple[Made, list[Row]]:
     """Make the step of each way and run it 16 times; a way that fails is a row."""
     device, runs, failed = model.device.type, {}, []
-    torch.compiler.reset()  # once: it drops what was compiled before
+    torch.compiler.reset()  # once: drops earlier compilations
     for way in ("as written", *ways):
         buffers = Buffers(model, state)
         start = time.perf_counter()
@@ -186,7 +186,7 @@ class Job:
 
 
 def apart(job: Job, steps: int, turns: int, link: Connection) -> None:
-    """Do ``job`` in this process: say when its steps are made, wait, then send its rows and None."""
+    """Run ``job`` in this process: report when its steps are compiled, wait, then send its rows and None."""
     with torch.inference_mode(mode=False), torch.no_grad():
         runs, failed = job.make()
         link.send("made")
@@ -197,7 +197,7 @@ def apart(job: Job, steps: int, turns: int, link: Connection) -> None:
 
 
 def at_once(jobs: Sequence[Job], steps: int, turns: int) -> Iterator[Row]:
-    """Rows of ``jobs``, made at the same time in a process each, and measured one after the other when all are made."""
+    """Rows of ``jobs``, compiled concurrently in a process each, then measured one after the other."""
     context, started = get_context("spawn"), []
     for job in jobs:
         ours, theirs = context.Pipe()

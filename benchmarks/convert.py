@@ -10,10 +10,10 @@
 layer softmax), ``pure`` and ``chosen`` (as many softmax layers, chosen by KL). ``--seeds 3`` repeats uniform and chosen of the first mixer
 with two more seeds, ``--not-calibrated`` its first stage without calibration, ``--without-first`` gives its uniform hybrid the tokens
 of both stages in the second, ``--longer N`` trains its students of ``--longer-kinds`` on N times the tokens, ``--rates`` tries learning
-rates of its uniform hybrid on a sixth of the tokens. Rows are written as they come; a row that is there is not measured again, a
-conversion that was killed continues, and nothing is begun that would not end within ``--minutes``. Several processes may share a file
-and a folder. ``decode --quiet FILE`` decodes once with every model and times them when FILE exists, for a card that others use in
-the meantime.
+rates of its uniform hybrid on a sixth of the tokens. Rows are written as they come; existing rows are not measured again, a
+killed conversion continues, and none starts that would not end within ``--minutes``. Several processes may share a file
+and a folder. ``decode --quiet FILE`` decodes once with every model and times them when FILE exists, for a card in use by others until
+then.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def evaluated(model: Any, codec: Codec, options: EvaluateOptions, teacher: Any =
 
 
 def students(asked: argparse.Namespace, results: Results) -> None:
-    """Convert and measure what the file lacks, until the time is over."""
+    """Convert and measure the missing rows until the time is over."""
     end, slowest = time.monotonic() + 60 * asked.minutes, 0.0
     held_out = (str(asked.sample / "held-out.txt"),)
     options = EvaluateOptions(text=held_out, tokens=asked.held_out, tasks=("needle",), lengths=asked.lengths, samples=asked.samples)
@@ -160,7 +160,7 @@ def students(asked: argparse.Namespace, results: Results) -> None:
         results.add(row)
         last = result.history[-1]
         took = time.monotonic() - began
-        if spent >= asked.tokens2:  # short ones say little
+        if spent >= asked.tokens2:  # short ones are not informative
             slowest = max(slowest, (took - FIXED) / spent)
         print(f"{name}: KL {last['kl']:.3f}, top-1 {last['top1']:.1%}, {last['bits_per_byte']:.3f} bits per byte, {took:.0f} s", flush=True)
         if "teacher" not in results.rows():
@@ -204,7 +204,7 @@ def decode(asked: argparse.Namespace, results: Results) -> None:
 
 
 def times(models: dict[str, Any], tokens: Sequence[int], options: EvaluateOptions, results: Results) -> None:
-    """Time one length after another: of two streams at once that have states of one shape, the second takes the first's captured step."""
+    """Time one length after another: concurrent streams with states of one shape would share a captured step."""
     for key, model in models.items():
         rows = measure.decoding(model, tokens, options)
         results.add({"name": key, "dtype": "bf16" if model.dtype == torch.bfloat16 else "fp32", "decoding": rows})

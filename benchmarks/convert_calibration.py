@@ -1,6 +1,6 @@
-"""Worth of the calibration in a small model on a CPU: ``python -m benchmarks.convert_calibration``.
+"""Benefit of the calibration in a small model on a CPU: ``python -m benchmarks.convert_calibration``.
 
-The teacher of :mod:`benchmarks.convert_stages` is converted by a first stage alone, without the calibration for some steps, and with it for
+The teacher of :mod:`benchmarks.convert_stages` is converted by only a first stage, without calibration for some steps, and with it for
 a third of them. Writes results/convert-calibration-cpu.json; takes some minutes.
 """
 

@@ -1,4 +1,4 @@
-"""Worth of the first stage in a small model on a CPU, in results/convert-stages-cpu.json: ``python -m benchmarks.convert_stages``.
+"""Benefit of the first stage in a small model on a CPU, in results/convert-stages-cpu.json: ``python -m benchmarks.convert_stages``.
 
 A softmax model of 4 layers of width 64 learns 2 MiB of Python's standard library for 200 steps of 8 x 64 bytes and is converted to
 ``gated_deltanet*3, softmax`` with equal tokens in two ways: half of the steps in each stage, or all in the second. Takes some 15 minutes.

@@ -1,4 +1,4 @@
-"""Time a step of the first two stages of a conversion on a GPU, kernel by kernel and as a CUDA graph, in results/convert-steps-CARD.json.
+"""Time a step of the first two stages of a conversion on a GPU, eagerly and as a CUDA graph, in results/convert-steps-CARD.json.
 
     python -m benchmarks.convert_steps FOLDER --text "sample/*-train.txt"
 

@@ -1,6 +1,6 @@
 """Write the tables of docs/convert.rst and docs/serving.rst from results: ``python -m benchmarks.convert_tables``.
 
-They stand between ``.. from benchmarks/results/FILE.json`` and ``.. end``; without the file there are none.
+They are between ``.. from benchmarks/results/FILE.json`` and ``.. end``; without the file there are none.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "convert.rst"
 SERVING = PAGE.parent / "serving.rst"
 MARKED = re.compile(r"(\.\. from (benchmarks/results/[\w-]+\.json)\n).*?(?=^\.\. end$)", re.S | re.M)
 KINDS = ("pure", "uniform", "chosen")
-LONGER = ", longer"  # ends the names of students with more tokens in the second stage
-MORE = ", more text"  # ends the names of rows of a run with more text to draw from
-PLAIN = ", not calibrated"  # ends the names of first stages without calibration
+LONGER = ", longer"  # suffix of students with more tokens in the second stage
+MORE = ", more text"  # suffix of rows of a run with more text to draw from
+PLAIN = ", not calibrated"  # suffix of first stages without calibration
 Row = dict[str, Any]
 
 
@@ -37,7 +37,7 @@ def _by_name(body: dict[str, Any]) -> dict[str, Row]:
 
 
 def joined(bodies: list[dict[str, Any]]) -> dict[str, Any]:
-    """Rows of several cards as one: what an earlier card has counts; a comparison keeps the row of its own card."""
+    """Rows of several cards as one: earlier cards take precedence; a comparison keeps the row of its own card."""
     rows: dict[str, Row] = {}
     for body in bodies:
         own = _by_name(body)
@@ -82,7 +82,7 @@ def _line(title: str, row: Row, teacher: Row, rows: dict[str, Row], first: str) 
 
 
 def decoding(body: dict[str, Any]) -> str:
-    """Bytes of state and decoding speed, which depend on the mixers alone."""
+    """Bytes of state and decoding speed, which depend only on the mixers."""
     rows = _by_name(body)
     names = list(dict.fromkeys(name.partition(", ")[2] for name in rows if name.startswith("decode ")))
     devices = [device for device in ("cuda", "cpu") if any(name.startswith(f"decode {device}, ") for name in rows)]
@@ -208,7 +208,7 @@ def _is_student(name: str) -> bool:
 
 
 def _reached(row: Row) -> tuple[str, str]:
-    """Whether calibration reaches in a third of the tokens what the first stage without it ends with, and when it does."""
+    """Sentence on when calibration reaches the final KL of the first stage without it, and whether within a third of the tokens."""
     last = row["history"][-1]
     late = min((r["tokens"] for r in row["calibrated"]["history"] if r["kl"] <= last["kl"]), default=None)
     when = "later" if late is None else f"at {100 * late / last['tokens']:.0f} % of them"
@@ -217,7 +217,7 @@ def _reached(row: Row) -> tuple[str, str]:
 
 
 def aims(body: dict[str, Any]) -> str:
-    """What was aimed at, how many students reach it, and the best."""
+    """The aim, the number of students that reach it, and the best."""
     rows = _by_name(body)
     best = rows["teacher"]["evaluation"]["bits_per_byte"]
     given = [(name, row) for name, row in rows.items() if "evaluation" in row and _is_student(name)]
@@ -259,7 +259,7 @@ def _first(name: str) -> str:
 
 
 def second_half(body: dict[str, Any]) -> str:
-    """How much the KL falls in the second half of the second stage."""
+    """Decrease of the KL in the second half of the second stage."""
     falls = []
     for name, row in _by_name(body).items():
         if "evaluation" in row and _is_student(name):
@@ -270,7 +270,7 @@ def second_half(body: dict[str, Any]) -> str:
 
 
 def pool(body: dict[str, Any]) -> str:
-    """Line for each pool of rows that join and leave, and how it writes its states."""
+    """Line for each pool of rows that join and leave, with its way of writing states."""
     heads = ("mixer", "states written", "tokens/s", "of the fixed batch", "p50 between two", "p99", "p50 at 80 %", "p99 at 80 %")
     cells = []
     for row in sorted(body["rows"], key=lambda row: (row["defer"], row["mixer"])):

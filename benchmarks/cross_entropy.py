@@ -1,6 +1,6 @@
 """Time the loss of training, forward and backward, beside Liger's and cut-cross-entropy's: ``python -m benchmarks.cross_entropy``.
 
-Hidden states are bfloat16, weights float32 under autocast, as in ``linattn train``. A library that is not installed is left out. Errors
+Hidden states are bfloat16, weights float32 under autocast, as in ``linattn train``. A library that is not installed is skipped. Errors
 of gradients are relative to those in float32. Results are written to results/cross-entropy-CARD.json.
 """
 

@@ -21,7 +21,7 @@ from linattn.bench.decode import SIZES, Row
 from linattn.generate import captured
 
 OURS = ("gla", "gated_deltanet")
-FAR = 1 << 20  # tokens of context that are really read, in one row
+FAR = 1 << 20  # tokens of context actually read, in one row
 TIMEOUT = 120.0
 KEY = ("what", "library", "model", "size", "dtype", "rows", "context")
 
@@ -30,7 +30,7 @@ def attempt(function: Callable[..., Any], *arguments: Any, **options: Any) -> It
     """Return the result of ``function``; an exception is printed, and the run continues."""
     try:
         yield function(*arguments, **options)
-    except Exception:  # one row must not cost the others
+    except Exception:  # a failing row must not end the others
         traceback.print_exc()
 
 

@@ -1,8 +1,8 @@
 """Fault injection by kills at random moments: ``python -m benchmarks.faults --kills 200``.
 
-Processes that train a tiny model, or save a state over and over, are ended by SIGKILL or SIGTERM after a random time. After every kill each
-file on disk has to be whole (by its checksum) or a leftover that is taken for none, and the training, resumed until it is through, has to
-end with the weights, bit for bit, of an undisturbed one. The processes are forks of one that has imported everything.
+Processes that train a tiny model, or save a state repeatedly, are ended by SIGKILL or SIGTERM after a random time. After every kill
+each file on disk must be complete (by its checksum) or an ignored leftover, and the training, resumed until it finishes, must have
+the weights, bit for bit, of an undisturbed one. The processes are forks of one that has imported everything.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STATES = 2  # that the saving processes write in turn
 
 
 def killed(work: Callable[[], None], after: float | None, number: signal.Signals) -> str:
-    """Run ``work`` in a fork; returns its end: "lived", "killed", "saved" (a training's answer to SIGTERM) or "failed"."""
+    """Run ``work`` in a fork; returns its outcome: "lived", "killed", "saved" (a training's response to SIGTERM) or "failed"."""
     pid = os.fork()
     if pid == 0:
         sink = os.open(os.devnull, os.O_WRONLY)
@@ -101,7 +101,7 @@ def whole_state(path: Path) -> str | None:
     try:
         state = State.load(path)
     except FileNotFoundError:
-        return None  # it was killed before the first was there
+        return None  # killed before the first was written
     except ValueError as error:
         return str(error)
     values = state.layers[0]["S"]
@@ -146,7 +146,7 @@ def disturb(kills: int, seed: int, folder: Path) -> dict[str, Any]:
             end, wrong, kind = killed(saving(path), dice.uniform(0.02, 0.3), number), whole_state(path), "saving"
         else:
             end, wrong, kind = killed(training(run, text), dice.uniform(0.05, 0.9) * long, number), whole_run(run), "training"
-            long = min(long, time.perf_counter() - begun) if end == "lived" else long  # the first one found nothing in the disk's cache
+            long = min(long, time.perf_counter() - begun) if end == "lived" else long  # the first one had a cold disk cache
         ends[f"{kind}, {number.name}: {end}"] += 1
         done += end != "lived"
         findings += [f"kill {done}: {wrong}"] if wrong else [f"kill {done}: a {kind} failed"] if end == "failed" else []
@@ -171,7 +171,7 @@ def main(args: list[str] | None = None) -> int:
         os.environ["XDG_CACHE_HOME"] = name
         import torch
 
-        torch.set_num_threads(1)  # a fork has no threads but its own
+        torch.set_num_threads(1)  # threads do not survive a fork
         log = disturb(asked.kills, asked.seed, Path(name))
     from linattn.report.machine import machine
 

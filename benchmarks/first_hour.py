@@ -44,7 +44,7 @@ for line in sys.stdin:
 """
 WITHOUT = "import sys; sys.modules['{}'] = None; from linattn.cli.main import main; sys.exit(main({!r}))"
 
-# What is typed, and what its one line of answer says, by the kind of mistake.
+# Input and expected one-line answer, by the kind of mistake.
 TURNS = {
     "a name": {
         "linattn show gal": r"did you mean 'gla'\?",
@@ -80,7 +80,7 @@ TURNS = {
 BEFORE = "import torch, linattn\nq = torch.randn(1, 2, 9, 4)\n"  # the calls among them
 
 
-SMALL = {  # what is added to a command of a page, so that it takes seconds
+SMALL = {  # options added to a page's command, so that it takes seconds
     "train": "--steps 2 --dim 32 --layers 2 --context 32",
     "convert": "--tokens1 2048 --tokens2 2048 --context 32 --batch-size 4",
     "evaluate": "--tokens 2000 --context 64 --lengths 512 --samples 1 --decode 0",
@@ -89,7 +89,7 @@ SMALL = {  # what is added to a command of a page, so that it takes seconds
 
 
 def small(words: list[str]) -> list[str]:
-    """A command at a size that takes seconds; none for a comparison, which takes minutes at any."""
+    """A command at a size that takes seconds; None for a comparison, which takes minutes at any size."""
     if words[0] == "compare":
         return []
     name = words[words.index("linattn") + 1] if "linattn" in words else words[0]
@@ -111,7 +111,7 @@ class User:
         )  # fmt: skip
 
     def answer(self, typed: str, kind: str) -> str:
-        """What is said to a wrong command or call."""
+        """The answer to a wrong command or call."""
         if kind == "no extra":
             done = self.run("-c", WITHOUT.format("transformers", shlex.split(typed)[1:]))
         elif typed.startswith(("linattn ", "python ")):
@@ -123,13 +123,13 @@ class User:
 
 
 def remains(said: str, language: str) -> str:
-    """What is left of an error stream: of a command, which shows its progress there, warnings and errors; else all but progress bars."""
+    """Relevant part of an error stream: of a command, which prints progress there, warnings and errors; else all but progress bars."""
     lines = re.sub(r".*\d+/\d+ \[.*", "", said.replace("\r", "\n")).splitlines()
     return "\n".join(line for line in lines if line.strip() and (language != "sh" or re.search("Warning|Error|Traceback", line)))
 
 
 def blocks(page: Path) -> Iterator[tuple[int, str, str]]:
-    """Line, language and text of what a reader runs: whole blocks of Python, single commands of shell."""
+    """Line, language and text of each program: whole blocks of Python, single shell commands."""
     text = page.read_text(encoding="utf-8")
     for found in re.finditer(r"^```(python|sh)\n(.*?)^```$", text, re.M | re.S):
         line = text.count("\n", 0, found.start(2)) + 1
@@ -146,7 +146,7 @@ def followed(command: str) -> bool:
 
 
 def follow(user: User, page: Path, shorten: Callable[[list[str]], list[str]] = list) -> Iterator[dict]:
-    """Row for each block of ``page``; ``shorten`` may change a command's words, or leave the command out by returning none."""
+    """Row for each block of ``page``; ``shorten`` may change a command's words, or skip the command by returning none."""
     with tempfile.TemporaryFile("w+") as said, session(user, said) as python:
         assert python.stdin is not None
         assert python.stdout is not None
@@ -185,7 +185,7 @@ def session(user: User, said: IO[str]) -> subprocess.Popen[str]:
 
 
 def supplied(folder: Path) -> None:
-    """Files that the guides call a reader's own: a text and a collection of documents."""
+    """Files that the guides expect from the reader: a text and a collection of documents."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (folder / "text.txt").write_text(text * 3, encoding="utf-8")
     (folder / "documents.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for _ in range(200)), encoding="utf-8")
@@ -205,7 +205,7 @@ def installed(environment: Path, wheel: Path, torch: str) -> Iterator[dict]:
 
 
 def turns(user: User) -> Iterator[dict]:
-    """Row for each wrong turn: what is typed, and the answer."""
+    """Row for each wrong turn: the input and the answer."""
     for kind, typed in TURNS.items():
         for words in typed:
             start = time.perf_counter()
@@ -215,7 +215,7 @@ def turns(user: User) -> Iterator[dict]:
 
 
 def right(said: str, wanted: str) -> bool:
-    """True if an answer is one line that ends with what is wanted."""
+    """True if an answer is one line that ends as expected."""
     return re.fullmatch(f".*{wanted}", said) is not None
 
 

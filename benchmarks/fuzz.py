@@ -25,7 +25,7 @@ from pathlib import Path
 from benchmarks import RESULTS, destination, positive
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-lost: list[int] = []  # the case after which this process could use its device no more
+lost: list[int] = []  # the case after which this process lost its device
 KINDS = ("plain", "plain", "beta", "beta", "erase", "bonus", "normalize")
 RANKS = ("none", "H", "HK", "BTH", "BTH", "BTHK", "BTHK")
 DTYPES = ("bfloat16", "bfloat16", "float16", "float32") if not INTERPRETED else ("float16", "float32")
@@ -61,7 +61,7 @@ class Draw:
     V: int
     lengths: tuple[int, ...] | None
     initial: bool
-    outputs: tuple[str, ...] | None  # what gradients come from
+    outputs: tuple[str, ...] | None  # outputs with gradients
     strength: tuple[float, float]
     resets: float  # their share
     scale: float | None
@@ -109,7 +109,7 @@ def build(d: Draw):
         call = call.set(scale=d.scale)
     if d.resets:
         call = with_resets(call, d.resets, d.seed)
-    return undivided(call)  # a quotient has no limit where one token alone is remembered
+    return undivided(call)  # a quotient has no limit if only one token is remembered
 
 
 def run(seed: int, backend: str) -> tuple[Draw, dict[str, float], str | None, int]:
@@ -131,7 +131,7 @@ def run(seed: int, backend: str) -> tuple[Draw, dict[str, float], str | None, in
         return d, {}, None, 20
     try:
         errors = ratios(d, call, dtype)
-        synchronize(backend)  # a fault belongs to the case that made it
+        synchronize(backend)  # attributes a fault to its case
     except Exception as error:
         what = f"{type(error).__name__}: {error}"[:500]
         try:
@@ -146,7 +146,7 @@ def run(seed: int, backend: str) -> tuple[Draw, dict[str, float], str | None, in
 def ratios(d: Draw, call, dtype) -> dict[str, float]:
     from tests.ops import errors
 
-    exact = "torch"  # sooner there, and in float64 the reference to 3e-15 of what it sums
+    exact = "torch"  # faster, and in float64 equal to the reference to 3e-15 of the summands
     if d.backend == "triton":
         from tests.ops.triton.device import EXACT_BACKEND as exact
     run = partial(twice, d)
@@ -235,7 +235,7 @@ def main(arguments: list[str] | None = None) -> int:
     seeds = [options.seed * 1_000_000 + i for i in range(earlier["cases"], options.cases)]
     families, failures, skipped = earlier["families"], earlier["failures"], earlier["untame_draws"]
     latest = started + earlier["seconds"] + options.seconds
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of several processes that spin take the cores from each other
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads of several processes would compete for cores
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.workers, mp_context=spawn) as pool:
         futures = [pool.submit(run, seed, options.backend) for seed in seeds]
@@ -262,7 +262,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def results(pool: ProcessPoolExecutor, futures: list[Future], latest: float) -> Iterator:
-    """Yield the results as they come; after the time ``latest`` those of the cases that have begun, so that all are the first ones."""
+    """Yield the results as they come; after the time ``latest`` only those of started cases, so that results are a prefix of the cases."""
     given = set()
     for future in as_completed(futures):
         yield future.result()

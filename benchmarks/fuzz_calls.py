@@ -1,8 +1,8 @@
 """Fuzzing of all public functions with wrong calls, by Hypothesis: ``python -m benchmarks.fuzz_calls --cases 20000``.
 
-Each has to end in a result or in one line that names the argument (:mod:`tests.fuzz`). The calls run in processes of their own,
-so that a crash is a finding, too. Writes how many calls of each function ended how, and every finding; exits with 1 where there is one.
-If the file holds the beginning of the same run, the run continues from there.
+Each must end in a result or in one line that names the argument (:mod:`tests.fuzz`). The calls run in separate processes, so that a
+crash is a finding too. Writes the outcomes by function, and every finding; exits with 1 if there is one. A file with the beginning
+of the same run is continued.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run(cases: int, seed: int) -> dict[str, Any]:
             findings.setdefault(f"{name}: {wrong}", str(arguments)[:KEPT])
 
     warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # some calls write to whatever name came
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # some calls write to any given name
         one()
     return {"ends": ends, "findings": findings}
 
@@ -84,7 +84,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 def _begun(out: Path | None, cases: int, seed: int) -> dict[str, Any]:
-    """Log in ``out`` if it is of the same calls, to continue an interrupted run, or a new one."""
+    """Log in ``out`` to continue, if it is of the same calls, or a new one."""
     new = _about(cases, seed)
     if out is not None and out.is_file():
         old = json.loads(out.read_text(encoding="utf-8"))
@@ -94,7 +94,7 @@ def _begun(out: Path | None, cases: int, seed: int) -> dict[str, Any]:
 
 
 def _part(count: int, seed: int) -> dict[str, Any]:
-    """Make ``count`` calls in a process of their own; returns outcomes and findings, and its seconds."""
+    """Make ``count`` calls in a separate process; returns outcomes, findings and seconds."""
     begun = time.perf_counter()
     command = [sys.executable, "-m", "benchmarks.fuzz_calls", "--here", "--cases", str(count), "--seed", str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,8 +1,8 @@
 """Half precision beside float32 on this CPU, in turns: ``python -m benchmarks.halves``.
 
 One row for each native kernel and pass, with the processor time of bfloat16 (and float16) over that of float32: the median of the
-ratios of neighbouring runs in one thread. A ratio above 1 is a kernel that is slower for half the bytes. Processor time is what other
-load on the machine disturbs least.
+ratios of neighbouring runs in one thread. A ratio above 1 is a kernel that is slower for half the bytes. Processor time is least
+affected by other load.
 """
 
 from __future__ import annotations

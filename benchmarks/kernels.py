@@ -1,4 +1,4 @@
-"""Benchmark of single kernels: what each launch of a forward and backward pass takes, in the order of the launches.
+"""Benchmark of single kernels: time of each launch of a forward and backward pass, in order.
 
 ``python -m benchmarks.kernels`` needs an NVIDIA GPU. Times are medians over passes, by torch's profiler.
 """

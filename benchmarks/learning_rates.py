@@ -1,7 +1,7 @@
 """Sweep of learning rates for the models of ``linattn compare``: every mixer at every rate, with several seeds.
 
 ``python -m benchmarks.learning_rates`` writes ``results/learning-rates.json`` after every run and continues an earlier sweep. Sizes, data
-and schedule are those that ``linattn compare`` has by default.
+and schedule are the defaults of ``linattn compare``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What memory alone allows our kernels on an H200: bytes that they have to move, beside what was measured.
+"""Memory-bandwidth bounds of our kernels on an H200, beside measured times.
 
 A count is of tensors [B, T, H, 128] in bfloat16: 1 a tensor of queries, keys, values or results, 2 the states of chunks of 64 tokens,
 1/2 a matrix of pairs of a chunk. Decays per channel count 1, those per head and strengths nothing.
@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from linattn.bench.gpu.cases import SHAPES, Shape
 
-RATE = 4.2e12  # bytes a second that our fastest kernels reach, of 4.8e12
+RATE = 4.2e12  # bytes a second reached by our fastest kernels, of 4.8e12
 SHAPE = SHAPES[0]  # the ends of its segments are not counted
 
 
 class Moved(NamedTuple):
-    """Tensors that the kernels of a pass read and write, one number a kernel, and what any kernel has to: inputs and results."""
+    """Tensors that the kernels of a pass read and write, one number a kernel, and the minimum: inputs and results."""
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]

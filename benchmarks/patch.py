@@ -2,8 +2,8 @@
 
 For each family a small model of its published mixer sizes, random weights: milliseconds of a prefill and of sixteen decoded tokens,
 patched and not in turn, and the medians of the ratios of neighbours. Both fill a cache, as ``generate`` does. On a CPU float32 and one
-row, where transformers has its own torch code; on a GPU bfloat16 and eight rows, where it has fla if that is found: the file says
-what was. Rows are written as they come.
+row, where transformers has its own torch code; on a GPU bfloat16 and eight rows, where it uses fla if found, as the file
+records. Rows are written as they come.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import torch
 
 from benchmarks import RESULTS
 
-AIMS = {"kimi_linear": 10.0, "mamba": 10.0}  # of the prefill at T 2048; the others must not be slower
+AIMS = {"kimi_linear": 10.0, "mamba": 10.0}  # speed-ups of the prefill at T 2048; others must not be slower
 ROWS = {"cpu": 1, "cuda": 8}
-MOST = 5  # pairs of calls
+MOST = 5  # maximum of pairs of calls
 _ALL: dict[str, Any] = {"vocab_size": 1000, "num_hidden_layers": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _HYBRID: dict[str, Any] = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 1024}
 _LINEAR = ["linear_attention"] * 3 + ["full_attention"]
@@ -158,11 +158,11 @@ def main(arguments: list[str] | None = None) -> int:
     told = command("python -m benchmarks.patch", arguments or sys.argv[1:])
     about = {"command": told, "date": time.strftime("%Y-%m-%d"), "machine": machine(), "packages": packages}
     body: dict[str, Any] = {"schema": "linattn.patch", **about, "rows": []}
-    kept = options.out != RESULTS or not (options.quick or set(families) < set(MODELS))  # some would take the place of all
+    kept = options.out != RESULTS or not (options.quick or set(families) < set(MODELS))  # partial results must not replace all
     for family in families:
         try:
             row = measure(family, options.tokens, options.device, options.seconds)
-        except (RuntimeError, OSError, ImportError) as error:  # as where theirs wants a kernel from the network
+        except (RuntimeError, OSError, ImportError) as error:  # for example if theirs downloads a kernel
             row = {"family": family, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
         print(line(row), flush=True)
         body["rows"].append(row)

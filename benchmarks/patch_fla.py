@@ -1,7 +1,7 @@
 """Program ``python -m benchmarks.patch_fla``: fla's own models in training, with its ops and under ``linattn.patch_fla``, in one process.
 
-For each model the losses of the same first steps both ways, then milliseconds of whole steps in turns, and in a profile those of the
-kernels that differ, the ops'. bfloat16, AdamW, random tokens; a model whose ops fla refuses on this machine gets a row that says so.
+For each model the losses of the same first steps both ways, milliseconds of alternating whole steps, and profiled milliseconds of the
+kernels that differ, the ops'. bfloat16, AdamW, random tokens; refusals of fla on this machine are recorded as rows.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def measured(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
     for way, training in list(ways.items()):
         try:
             rows[way]["losses"] = [round(loss.item(), 5) for loss in training.run(STEPS)[1]]
-        except Exception as error:  # what fla refuses here is a result
+        except Exception as error:  # refusals of fla are results
             rows[way] |= {"failure": type(error).__name__, "message": str(error)[:300]}
             del ways[way]
     for _ in range(TURNS):

@@ -1,6 +1,5 @@
-"""Program ``python -m benchmarks.plans``: what trainings on 64 and on 1,024 H200 take, by ``linattn plan``, as a table.
-
-Links are those that two H200 of one host were measured with, 390 GB/s, and 50 GB/s (400 Gb/s) between nodes of eight; computation
+"""Program ``python -m benchmarks.plans``: plans of trainings on 64 and on 1,024 H200 by ``linattn plan``, as a table.
+Links have 390 GB/s, as measured between two H200 of one host, and 50 GB/s (400 Gb/s) between nodes of eight; computation
 reaches two fifths of the peak. No such training has been run.
 """
 

@@ -1,6 +1,6 @@
 """Program that draws docs/images/speed.svg and losses.svg from the measured data: ``python benchmarks/plots.py``.
 
-A test says when they are old.
+A test fails if they are outdated.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ FAMILIES = {"constant": "RetNet", "channel": "GLA", "delta": "DeltaNet", "kda": 
 SHAPE, LEFT, WIDTH, BAR = "B1 T32768 H16 D128", 90, 440, 15
 LOSSES, LOSSES_TARGET = "benchmarks/results/losses-h200.json", ROOT / "docs" / "images" / "losses.svg"
 PANEL, GAP, MARGIN = (300, 200), (70, 62), (52, 64)  # width and height of a plot of losses, space between them, and around all
-LINES = {  # seen on white and on black
+LINES = {  # visible on white and on black
     "softmax": "#8a8a8a", "gla": "#2a6f97", "gated_deltanet": "#c8553d", "mamba2": "#7b9e2f", "rwkv7": "#8e5ea2", "hybrid": "#d08c1d",
 }  # fmt: skip
 SPAN = 0.6  # bits per byte above the lowest loss that plots show
-COLOURS = {"linattn": "#2a6f97", "other": "#b0a18f"}  # both are seen on white and on black
+COLOURS = {"linattn": "#2a6f97", "other": "#b0a18f"}  # both are visible on white and on black
 
 
 def times() -> list[tuple[str, float, float, str]]:
@@ -132,7 +132,7 @@ def panels(body: dict) -> list[Panel]:
 
 
 def first_width_done(body: dict) -> bool:
-    """True if every model of :mod:`benchmarks.losses` has finished its training at the first width; before, nothing is shown of it."""
+    """True if every model of :mod:`benchmarks.losses` has finished its training at the first width; else nothing is shown of it."""
     done = {r["model"] for r in body["rows"] if r["steps"] == body["steps"] and r["dim"] == body["dims"][0] and "failure" not in r}
     return done == set(body["mixers"])
 

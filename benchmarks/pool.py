@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.pool`` runs on a GPU if there is one: 256 rows of the 340M models, ``--rows 256 --sizes 340M --new 512``.
 Prompts and numbers of new tokens are uniform, from 1 to twice their mean. First the queue is never empty, so that every slot is taken;
-then requests arrive at random times (a Poisson process), as many as make ``--load`` of the tokens a second measured first.
+then requests arrive at random times (a Poisson process), at the share ``--load`` of the tokens a second measured first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Load:
         self._requests.append(self.pool.submit(ids, max_new_tokens=self._draw.randrange(1, 2 * self._new)))
 
     def full(self) -> Iterator[tuple[Request, int]]:
-        """Yield tokens for ever, with a queue that is never empty."""
+        """Yield tokens forever, with a queue that is never empty."""
         for _ in range(self.pool.free + WAITING):
             self.submit()
         for request, token in self.pool.run():
@@ -48,13 +48,13 @@ class Load:
                 self.submit()
 
     def arriving(self, rate: float) -> Iterator[tuple[Request, int]]:
-        """Yield tokens for ever of requests that arrive at random times, together ``rate`` tokens a second, and of those now decoding."""
+        """Yield tokens forever of decoding requests and of new ones that arrive at random times, ``rate`` tokens a second in total."""
         for request in self._requests:
             if not request.tokens:
                 self.pool.cancel(request)
         due, each = time.perf_counter(), self._new / rate  # seconds between requests
         while True:
-            self.submit()  # also where all have ended
+            self.submit()  # also if all have ended
             for request, token in self.pool.run():
                 yield request, token
                 while due < time.perf_counter():
@@ -93,7 +93,7 @@ def pooled(model: Any, rows: int, options: argparse.Namespace) -> dict[str, floa
 
 
 def compare(mixer: str, size: decode.Size, options: argparse.Namespace, rows: int) -> dict[str, Any]:
-    """Both ways for one model and number of rows."""
+    """Measure both ways for one model and number of rows."""
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
     model = decode.build(mixer, size, options.device, dtype)
     ms, _, step = decode.step_ms(model, decode.after(model, rows, options.prompt), 20)

@@ -1,7 +1,7 @@
 """Program ``python -m benchmarks.portable``: the kernels for all GPUs on this one, with those for Hopper switched off.
 
-With ``--fla`` beside fla's calls, in turns in one process; its autotuners choose for this card. ``--like sm_89`` takes the configurations
-and the limit of shared memory of another card, on this one's multiprocessors: what the kernels lose by them, not how fast that card is.
+With ``--fla`` in alternation with fla's calls in one process; its autotuners choose for this card. ``--like sm_89`` uses the configurations
+and the shared memory limit of another card on this one: the loss by them, not that card's speed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def cases(families: list[str]) -> list[Case]:
 
 @contextmanager
 def limited(like: str | None) -> Iterator[None]:
-    """Within it the kernels for all GPUs run, with the configurations and the shared memory of the card ``like``."""
+    """Context in which the kernels for all GPUs run, with the configurations and shared memory of the card ``like``."""
     from triton.runtime.errors import OutOfResources
     from triton.runtime.jit import JITFunction
 
@@ -80,7 +80,7 @@ def measured(case: Case, names: list[str], seconds: float) -> dict[str, dict[str
             own = [measure._step(run, tensors(case, "cuda", seed), case.mode) for seed in range(2)]
             timing.milliseconds(own, "cuda", 0.02)  # compiles
             steps[name], found[name] = own, {"ms": None, "peak_mb": None}
-        except Exception as error:  # what a library refuses is a result
+        except Exception as error:  # refusals of a library are results
             found[name] = {"ms": None, "peak_mb": None, "failure": type(error).__name__, "message": str(error)[:300]}
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(TURNS):

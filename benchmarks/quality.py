@@ -1,7 +1,7 @@
 """Bits per byte of trained models whose weights are quantised: ``python -m benchmarks.quality MODEL... --text FILE --calibrate FILE``.
 
 Each model, a folder or a file that :func:`linattn.load` reads, is measured in bfloat16, in int8 rounded to nearest, and in int4
-rounded to nearest and with calibration. Without ``--text`` models of bytes read the end of the corpus that they were trained on.
+rounded to nearest and with calibration. Without ``--text`` byte models read the end of their training corpus.
 Rows are kept as they come.
 """
 

@@ -1,8 +1,8 @@
 """Benchmark of decoding with quantised weights: ``python -m benchmarks.quantised``, captured steps of one row in turns.
 
 For each mixer a model with random weights in bfloat16, the same in int8 and in int4. Every round times each of them once; the ratios are of
-medians over the rounds. Rows are kept as they come. ``--llama-cpp`` decodes instead models that llama.cpp has (mamba2 and rwkv7 of
-24 layers without feed-forward of ours) here and there, in turns: the same weights in int8 and Q8_0, in int4 and Q4_0.
+medians over the rounds. Rows are kept as they come. ``--llama-cpp`` alternates with llama.cpp instead, on models that it supports
+(mamba2 and rwkv7 of 24 layers without our feed-forward): the same weights in int8 and Q8_0, in int4 and Q4_0.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def build(model: str, size: Size, device: str, **options: Any) -> Any:
 
 
 def steps_of(model: Any, groups: tuple[int, ...]) -> dict[tuple[str, int | None, str], tuple[int, Any]]:
-    """Bytes of weights that a token reads, and the captured step, of each format of the layers, its group, and of the head."""
+    """Bytes of weights read per token, and the captured step, of each format of the layers, its group, and of the head."""
     import linattn
 
     models: dict[tuple[str, int | None, str], Any] = {
@@ -60,7 +60,7 @@ def steps_of(model: Any, groups: tuple[int, ...]) -> dict[tuple[str, int | None,
 
 
 def bytes_read(model: Any) -> int:
-    """Bytes of weights that a token reads: all of them, but of an embedding that is not the head a row."""
+    """Bytes of weights read per token: all, but only a row of an untied embedding."""
     kept = {t.data_ptr(): t.nbytes for t in model.state_dict().values()}
     table = sum(t.nbytes for t in model.model.embedding.state_dict().values())
     return sum(kept.values()) - (0 if model.config.tie_embeddings else table)
@@ -91,7 +91,7 @@ def timed(step: Any, device: str, runs: int) -> float:
 
 
 def rounds(steps: dict[Any, tuple[int, Any]], count: int, device: str, runs: int = 8) -> dict[Any, float]:
-    """Milliseconds of each step: medians over ``count`` rounds of ``runs`` steps each, the first round not counted."""
+    """Milliseconds of each step: medians over ``count`` rounds of ``runs`` steps each, after a warm-up round."""
     times: dict[Any, list[float]] = {key: [] for key in steps}
     for _ in range(count + 1):
         for key, (_, step) in steps.items():
@@ -116,7 +116,7 @@ def measure(mixer: str, size: Size, device: str, groups: tuple[int, ...], count:
 
 
 def beside_llama_cpp(family: str, size: Size, count: int, runs: int = 8) -> Iterator[Row]:
-    """Rows of a model with the same weights here and in llama.cpp, in turns and with equally many threads."""
+    """Rows of a model with the same weights here and in llama.cpp, alternating, with equally many threads."""
     import linattn
     from linattn.hf.gguf.write import export_gguf
 

@@ -1,9 +1,9 @@
 """Load test of vLLM's endpoint for a model of this library, beside vLLM's own Mamba-2, the pool and transformers' generate.
 
 ``.venv-serve/bin/python -m benchmarks.serve`` (``make test-serve`` makes the environment) writes benchmarks/results/serve-cpu.json;
-``--ways pool,transformers`` needs no vLLM. Clients ask again as soon as they are answered; every request has as many prompt tokens and new
-tokens, in streams, so that the time to the first token and between tokens is the client's. A row also says which share of the machine's
-processors other programs took meanwhile.
+``--ways pool,transformers`` needs no vLLM. Clients send the next request after each answer; all requests have equally many prompt tokens
+and new tokens, in streams, so that the times to the first token and between tokens are the client's. A row also records the share of the
+machine's processors used by other programs.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def through_server(server: Server, load: Load) -> dict[str, float]:
 
 
 def through_transformers(lm: LinattnForCausalLM, load: Load) -> dict[str, float]:
-    """Figures of transformers' own loop, one request after the other: what serves without an engine."""
+    """Figures of transformers' own loop, one request after the other, without an engine."""
     gate = threading.Lock()
 
     def ask(n: int) -> list[float]:
@@ -137,7 +137,7 @@ def _measured(ask: Callable[[int], list[float]], load: Load) -> dict[str, float]
 
 
 def _timed(warm: Callable[[], object], run: Callable[[], list[list[float]]]) -> dict[str, float]:
-    """Figures of ``run``, which returns the stamps of its answers, after ``warm``, in which everything is compiled and allocated."""
+    """Figures of ``run``, which returns the time stamps of its answers, after the warm-up ``warm``."""
     warm()
     begun, spent = time.perf_counter(), _spent()
     stamps = run()

@@ -31,7 +31,7 @@ from linattn.parallel import Layout, context_parallel, parallelize
 
 MODELS: dict[str, dict[str, Any]] = {
     "340M": {"dim": 1024, "layers": 24, "ffn_dim": 2816},
-    "1.3B": {"dim": 2048, "layers": 24, "ffn_dim": 5632, "mixer_options": {"gla": {"heads": 8}}},  # heads of the size of 340M's
+    "1.3B": {"dim": 2048, "layers": 24, "ffn_dim": 5632, "mixer_options": {"gla": {"heads": 8}}},  # heads of 340M's size
 }
 VOCABULARY = 32_000
 KEY = ("model", "mixer", "context", "batch", "cards", "cp", "compiled", "checkpointed")

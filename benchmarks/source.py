@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "linattn"
 QUESTIONS = ("What", "Of", "Whether", "Where", "Who", "How", "Which", "That")
 MANY = 8  # arguments
-RUN, COMMON = 6, 8  # equal lines of a repetition; most places of such a run, which in more of them is a form to fill in
-REEXPORTS = {"linattn", "linattn.report"}  # packages whose public names may stand above them
+RUN, COMMON = 6, 8  # equal lines of a repetition; maximum of places, beyond which it is boilerplate
+REEXPORTS = {"linattn", "linattn.report"}  # packages that re-export public names of higher layers
 Sources = Mapping[str, ast.Module]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -53,7 +53,7 @@ def compiled(function: Function) -> bool:
 
 
 def arguments(function: Function) -> list[str]:
-    """Names of the arguments, ``self`` and ``cls`` left out."""
+    """Names of the arguments, without ``self`` and ``cls``."""
     given = function.args
     every = [*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg]
     names = [argument.arg for argument in every if argument is not None]
@@ -74,7 +74,7 @@ def unpackings(bodies: Iterable[ast.AST]) -> list[int]:
 
 
 def circles(sources: Sources) -> list[list[str]]:
-    """Groups of modules that import each other, within functions too; what is imported for types alone does not count."""
+    """Groups of modules that import each other, within functions too, except imports only for types."""
     modules = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): tree for path, tree in sources.items()}
     graph = {name: set() if name in REEXPORTS else set(_imported(tree, modules)) - {name} for name, tree in modules.items()}
     reached = {name: _reached(graph, name) for name in graph}
@@ -150,7 +150,7 @@ def measures(sources: Sources, lines: int) -> dict[str, object]:
 
 
 def wide(sources: Sources) -> list[str]:
-    """Functions of more than :data:`MANY` arguments, kernels left out."""
+    """Functions of more than :data:`MANY` arguments, except kernels."""
     found = [(len(arguments(f)), path, f) for path, f in functions(sources) if not compiled(f) and len(arguments(f)) > MANY]
     return [f"{count} {path}:{f.lineno} {f.name}" for count, path, f in sorted(found, key=lambda row: (-row[0], row[1], row[2].lineno))]
 

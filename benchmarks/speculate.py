@@ -1,7 +1,7 @@
 """Benchmark of speculative decoding: speed against plain decoding on three kinds of text, and random patterns of accepted drafts.
 
-``python -m benchmarks.speculate`` measures models with random weights whose choices follow a given text, so that what is accepted is what
-a model that writes this text would accept: text that repeats itself, code that is written again with edits, and new random tokens.
+``python -m benchmarks.speculate`` measures models with random weights whose choices follow a given text, so that acceptance is that of
+a model that writes this text: repetitive text, code rewritten with edits, and random tokens.
 ``--patterns 10000`` verifies drafts of random lengths instead and keeps random parts of them, for every causal mixer, and compares hidden
 states with decoding token by token.
 """
@@ -41,13 +41,13 @@ from linattn.models import LanguageModel, LMConfig
 KEY = ("what", "mixer", "size", "dtype", "rows", "text", "dim")
 LONGEST_CALL = CALLS[-1]
 LONGEST = 8  # tokens of a row in a verification of --patterns
-ROWS, ROUNDS = 10, 50  # of a batch of --patterns; 100 rows take up to 30 times as long where a call's time is quadratic in its tokens
+ROWS, ROUNDS = 10, 50  # of --patterns; 100 rows take up to 30 times as long in calls of quadratic time
 
 
 def texts(vocabulary: int, rows: int, prompt: int, new: int) -> dict[str, list[list[int]]]:
     """Texts of ``prompt`` + ``new`` tokens for each row: repeating, code with edits, and without any repetition.
 
-    Code is Python's own library, a token a word, sign or space; behind the prompt it is written again with three words changed.
+    Code is from Python's library, a token per word, sign or space; after the prompt it is repeated with three words changed.
     """
     words: dict[str, int] = {}
 
@@ -68,11 +68,11 @@ def texts(vocabulary: int, rows: int, prompt: int, new: int) -> dict[str, list[l
 
 
 class Scripted:
-    """Choice of the tokens of a text, after the work that a greedy choice takes."""
+    """Choice of the tokens of a text, after the work of a greedy choice."""
 
     def __init__(self, tokens: Sequence[Sequence[int]], prompt: int, device: str) -> None:
         text = torch.tensor(tokens)
-        self.tokens = torch.cat([text, text[:, -2 * LEAD :]], 1)  # rows that are ahead of others go on behind the end
+        self.tokens = torch.cat([text, text[:, -2 * LEAD :]], 1)  # rows that are ahead of others continue beyond the end
         self.prompt, self.device = prompt, device
         self._ids = self.tokens[:, :prompt].to(device)
         self._next = self.tokens[:, prompt].to(device)  # a step's choice, which a CUDA graph reads
@@ -86,7 +86,7 @@ class Scripted:
         return torch.where(logits.argmax(-1) < 0, 0, self._several[:, : logits.shape[1]])
 
     def plain(self, model: Any, count: int) -> Tokens:
-        """Plain decoding; it takes the same time whatever it writes, and writes one token of the text."""
+        """Plain decoding, whose time does not depend on its tokens; it always writes one token of the text."""
         return Tokens(model, self._ids, count, Choice(self._choose, self), None, single=False)
 
     def speculated(self, model: Any, count: int) -> Speculated:
@@ -114,7 +114,7 @@ class Scripted:
 
 
 def seconds(tokens: Iterator[Any], device: str) -> float:
-    """Seconds of all but the first tokens: on a CPU of the processor, so that other programs on the machine do not count."""
+    """Seconds of all but the first tokens; on a CPU processor time, to exclude other programs."""
     for _ in range(4):
         next(tokens)
     decode.wait(device)
@@ -127,7 +127,7 @@ def seconds(tokens: Iterator[Any], device: str) -> float:
 
 
 def compare(model: Any, script: Scripted, count: int, turns: int) -> dict[str, Any]:
-    """Median ratio of plain to speculative decoding over alternating runs, and what was drafted in the last."""
+    """Median ratio of plain to speculative decoding over alternating runs, and the drafts of the last."""
     ratios, rates = [], []
     for turn in range(turns + 1):
         plain, tokens = seconds(script.plain(model, count), script.device), script.speculated(model, count)
@@ -154,8 +154,8 @@ def speeds(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def patterns(mixer: str, rows: int, rounds: int, seed: int = 0, **config: Any) -> dict[str, Any]:
     """Verify ``rounds`` times drafts of random lengths in ``rows`` rows and keep random parts of them.
 
-    Returns the largest error of a hidden state of a kept token, ‖a − b‖ / ‖b‖ beside decoding the kept tokens one by one, and whether
-    other rejected tokens of the same shapes left the bits of every state as they were.
+    Returns the largest error ‖a − b‖ / ‖b‖ of a kept token's hidden state against decoding token by token, and whether the bits of all
+    states are independent of rejected tokens.
     """
     draw = random.Random(seed)  # noqa: S311
     torch.manual_seed(seed)
@@ -182,7 +182,7 @@ def patterns(mixer: str, rows: int, rounds: int, seed: int = 0, **config: Any) -
 
 
 def _error(model: Any, state: Any, tokens: Sequence[Sequence[int]], hidden: list[list[Tensor]]) -> float:
-    """Largest error of ``hidden`` beside decoding ``tokens`` one by one from ``state``, behind the first five."""
+    """Largest error of ``hidden`` against decoding ``tokens`` one by one from ``state``, after the first five."""
     got = [torch.cat([row[b] for row in hidden]) for b in range(len(tokens))]
     worst = 0.0
     for t in range(max(map(len, got))):
@@ -200,7 +200,7 @@ def causal() -> list[str]:
 
 
 def drawn(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Rows of ``--patterns`` for each mixer, of independent batches that the processes share."""
+    """Rows of ``--patterns`` for each mixer, from independent batches distributed over processes."""
     batches = -(-options.patterns // (ROWS * ROUNDS))
     results: dict[str, list[dict[str, Any]]] = {}
     with ProcessPoolExecutor(options.workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:

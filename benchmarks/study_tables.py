@@ -12,7 +12,7 @@ from linattn.reproduce import variants
 
 
 def compared(body: dict, words: dict) -> str:
-    """Scores of a task without its speeds: a line for each mixer, and for references that are no model."""
+    """Scores of a task without its speeds: a line for each mixer, and for references without a model."""
     judged = [f for f in load(body["task"]).figures if not f.key.endswith("_per_second")]
     rows = [(m["name"], *(f.cell(m) for f in judged)) for m in body["mixers"]]
     known = body["data"].get("references", {})
@@ -111,7 +111,7 @@ def _swept(body: dict, words: dict) -> str:
 
 
 def losses(body: dict, words: dict) -> str:
-    """Row for each model: learning rate, and at each width the final loss, speed and time; before all are there, the short trainings."""
+    """Row for each model: learning rate, and at each width the final loss, speed and time; until all exist, the short trainings."""
     if not first_width_done(body):
         return _swept(body, words)
     rows = {(r["model"], r["dim"]): r for r in body["rows"] if r["steps"] == body["steps"]}

@@ -1,7 +1,7 @@
 """Program that writes the tables of both READMEs and of docs from the measured data: ``python -m benchmarks.tables``.
 
-A table stands between ``<!-- from benchmarks/results/FILE.json -->`` and ``<!-- end -->``; without
-the file a sentence says so. ``summary of`` in place of ``from`` makes the front page's six rows of a GPU's passes.
+A table is between ``<!-- from benchmarks/results/FILE.json -->`` and ``<!-- end -->``; without
+the file a sentence says so. ``summary of`` in place of ``from`` gives the front page's six rows of a GPU's passes.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Figures:
         self.rows = {tuple(row[name] for name in key): row for row in body["rows"]}
 
     def pair(self, case: Case, show: Callable[[dict], str]) -> str:
-        """Our figure and a peer's (for softmax torch's alone), "" if neither was measured."""
+        """Our figure and a peer's (for softmax only torch's), "" if neither was measured."""
         names = ("torch",) if case.family == "softmax" else ("linattn", PEERS.get(case.family, "fla"))
         cells = [self.cell(name, case, show) for name in names]
         return " · ".join(cell or "–" for cell in cells) if any(cells) else ""
@@ -118,7 +118,7 @@ def gpu(body: dict, words: dict) -> str:
 
 
 def _limits(figures: Figures, family: str) -> Iterator[tuple[str, ...]]:
-    """Measured milliseconds of each pass, in a graph if there is such a figure, beside what bytes alone take."""
+    """Measured milliseconds of each pass, in a graph if there is such a figure, beside the memory-bandwidth bound."""
     for mode, graph, (own, least) in zip(PASSES, GRAPHED, limits.rows(family), strict=True):
         found = [figures.row("linattn", Case.of(family, limits.SHAPE, name)) for name in (graph, mode)]
         times = [row["ms"] for row in found if row is not None and row["ms"] is not None]
@@ -202,7 +202,7 @@ def decode(body: dict, words: dict) -> str:
 
 
 def decode_on_cpu(body: dict, words: dict) -> str:
-    """Line for each model, dtype and length of the text read before; others are measured through ``generate`` alone."""
+    """Line for each model, dtype and length of the text read before; others are measured only through ``generate``."""
     cells = []
     for r in body["rows"]:
         if r["what"] == "times":

@@ -3,8 +3,8 @@
 Needs apt-get, dpkg-deb and pip. Downloads the packages named here to FOLDER/packages (continues where it stopped), extracts their
 documentation and sources, and writes
 
-* prose.jsonl, code.jsonl: the documents, without other languages, documents seen before, and lines of navigation (those in many documents
-  of a package)
+* prose.jsonl, code.jsonl: the documents, without other languages, duplicates, and lines of navigation (those in many documents
+of a package)
 * sources.json: size and SHA-256 of every package
 * sample.jsonl: ``--megabytes`` of the documents, at most 100,000 characters of each, in an order that the seed determines
 * tokenizer.json: byte-pair encoding of ``--vocabulary`` tokens, trained on the first 40 million characters of the sample
@@ -44,7 +44,7 @@ TEXT, MARKUP, CODE = {".txt", ".md", ".rst", ".pod", ".info", ".sgml"}, {".html"
 SKIPPED = {"script", "style", "nav", "header", "footer", "head"}
 BREAKS = {"p", "div", "li", "tr", "pre", "dt", "dd", "br", "h1", "h2", "h3", "h4", "h5", "td"}
 COMMON = re.compile(r"\b(?:the|of|and|to|is|in|that|for)\b")
-REPEATED = 4  # documents of a package with the same line, from which on it is navigation
+REPEATED = 4  # documents of a package with the same line that make it navigation
 SHORTEST = 500  # characters of a document
 LONGEST = 100_000  # characters of a document in the sample
 LEARNED = 40_000_000  # characters that the tokenizer is trained on
@@ -61,7 +61,7 @@ class Page(html.parser.HTMLParser):
         self.verbatim = 0
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
-        """Note skipped parts, verbatim text and line breaks."""
+        """Track skipped parts, verbatim text and line breaks."""
         if tag in SKIPPED:
             self.skipping.append(tag)
         self.verbatim += tag == "pre"
@@ -145,7 +145,7 @@ def extracted(path: Path) -> tuple[list[str], list[str]]:
 
 
 def download(packages: Path) -> list[Path]:
-    """Download the packages that ``packages`` lacks; returns the files of all."""
+    """Download missing packages to ``packages``; returns all files."""
     packages.mkdir(parents=True, exist_ok=True)
 
     def path_of(name: str, suffix: str) -> Path | None:
@@ -215,7 +215,7 @@ def learn(folder: Path, vocabulary: int) -> None:
 
 
 def _first(path: Path, characters: int) -> Iterator[str]:
-    """Iterate over the first documents of ``path`` up to so many ``characters``."""
+    """Iterate over the first documents of ``path`` up to ``characters`` in total."""
     with path.open(encoding="utf-8") as file:
         lengths, texts = itertools.tee(json.loads(line)["text"] for line in file)
         sums = itertools.accumulate(map(len, lengths))

@@ -1,7 +1,7 @@
 """Program ``python -m benchmarks.trainer``: tokens per second of ``linattn train --compile`` beside ``linattn bench train`` on a GPU.
 
 The same model, batch and context. The trainer reads Python's standard library, tokenised to the benchmark's vocabulary; its speed is the
-median of what it logs, without the interval that compiles. The programs take turns.
+median of its logs, without the interval with compilation. The programs alternate.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows += (compiled if options.compile else run)(kind, rank)
         print(f"{kind} {rank}", flush=True)
         body = {"schema": "linattn.tritons", "command": told, **facts, "date": time.strftime("%Y-%m-%d"), "rows": rows}
-        path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")  # after each, so that a run cut short keeps what it has
+        path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")  # after each, so that an interrupted run keeps its results
     print(path)
     return 0
 

@@ -1,4 +1,4 @@
-"""Kills of a process at a call that orders files, for scripts in which each life is a fork."""
+"""Kills of a process at a file operation, for scripts that fork."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What every test starts from: one thread, a fixed seed, no network."""
+"""Common setup of tests: one thread, a fixed seed, no network."""
 
 import gc
 import os
@@ -13,7 +13,7 @@ import torch
 
 try:
     from hypothesis import settings
-except ModuleNotFoundError:  # where only the GPU's tests run
+except ModuleNotFoundError:  # if only GPU tests run
     pass
 else:
     settings.register_profile("suite", deadline=None, derandomize=True, print_blob=True)
@@ -22,22 +22,22 @@ else:
 pytest_plugins = ["tests.durations"]
 
 LONG = 5.0  # seconds
-os.fsync = lambda file: None  # no test cuts the power, and disks take milliseconds; processes that tests start still wait for theirs
+os.fsync = lambda file: None  # saves milliseconds per call; child processes still sync
 GPU = re.compile(r"mark\.gpu|ops.triton")  # all tests of tests/ops/triton are marked
 for device in (torch.cuda, torch.xpu, torch.mtia):
-    if not device.is_available():  # it would keep each seed for when there is one, with the whole stack as text: two milliseconds
+    if not device.is_available():  # it would record each seed with a stack trace for lazy initialisation: two milliseconds
         device.manual_seed_all = lambda seed: None
 
 
 @pytest.fixture(autouse=True)
 def _seed():
-    """The same random numbers whatever ran before on this worker."""
+    """Random numbers independent of earlier tests of the worker."""
     torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
 def programs():
-    """Runs programs, each in a process of its own."""
+    """Runs programs in separate processes."""
     from tests.programs import Programs
 
     found = Programs()
@@ -46,7 +46,7 @@ def programs():
 
 
 def pytest_ignore_collect(collection_path, config):
-    """`pytest -m gpu` reads nothing that cannot have such tests: it needs torch, triton, numpy and pytest alone."""
+    """With `pytest -m gpu` skip files without such tests, so that only torch, triton, numpy and pytest are needed."""
     if config.option.markexpr != "gpu":
         return None
     files = collection_path.rglob("*.py") if collection_path.is_dir() else [collection_path]
@@ -54,9 +54,9 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the files of the tests that take longest, so that no worker waits for another at the end.
+    """Start with the files of the slowest tests, to balance workers at the end.
 
-    A file stays whole: a fixture of the module would be made again for the tests that come later.
+    Files are not split, so that module fixtures are created once.
     """
     from tests import durations  # after pytest has it as a plugin
 
@@ -68,9 +68,9 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """Keep what collection made, which lives until the end, out of the garbage collector's later passes, and make these rarer.
+    """Freeze the objects of collection for the garbage collector, and raise its thresholds.
 
-    Each saves a tenth of the suite's time: tracing a mixer makes some hundred thousand objects, nearly all without cycles.
+    Each saves a tenth of the suite's time: tracing a mixer creates some hundred thousand objects, nearly all without cycles.
     """
     gc.collect()
     gc.freeze()
@@ -78,6 +78,6 @@ def pytest_collection_finish(session):
 
 
 def pytest_runtest_setup(item):
-    """Tests marked gpu run where there is one."""
+    """Skip tests marked gpu without a GPU."""
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")

@@ -1,8 +1,8 @@
 """`pytest --durations-json FILE`: the processor time of every test, as data.
 
-Processor time, with that of the processes that a test starts, is what the suite costs on a busy machine as on a quiet one; what
-collection costs stands beside it, once for each worker, and what the process costs that hands the tests to the workers. What a worker's
-last test leaves to be torn down belongs to the session: the processes that fixtures share are waited for then, with all that they did.
+Processor time, including child processes, does not depend on other load. Also recorded are the costs of collection, per worker, and of
+the process that distributes tests. The teardown after a worker's last test belongs to the session: shared processes of fixtures are
+waited for then.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def spent() -> float:
 
 
 class Durations:
-    """Records on the workers; sums and writes where the session ends (the controller, or the only process)."""
+    """Records on the workers; sums and writes at the end of the session (in the controller, or the only process)."""
 
     def __init__(self, config, clock=spent):
         self.config, self.started, self.clock = config, time.time(), clock

@@ -1,13 +1,12 @@
-"""The suites of ops, conformance and oracles as other machines run them, each setting in a process of its own.
+"""The suites of ops, conformance and oracles on other machines' code paths, each setting in a separate process.
 
     python -m tests.machines                          every setting, whole suites: about a quarter of an hour of a quiet core each
-    python -m tests.machines --slice                  what rounding has turned red before, in minutes: CI's
+    python -m tests.machines --slice                  tests that rounding has broken before, in minutes: CI's
     python -m tests.machines --only avx2 -- -k gla    one setting, with arguments of pytest
 
-The numbers of a product depend on the code that forms it: on the processor's vectors and its maker, and on how many threads share it.
-The variables below let one machine take other paths of MKL, oneDNN, torch's own loops and our CPU kernels, all at once, as on an older
-machine; one of them alone in the environment tells whose path a red test is of. Where a machine has not what a setting asks for, its
-libraries take the best that they have.
+Rounding in products depends on the processor's vector instructions and vendor, and on the number of threads. The variables below select
+other code paths of MKL, oneDNN, torch's loops and our CPU kernels, all at once, as on an older machine; setting a single one in the
+environment shows which library's path a failure is of. Unsupported settings fall back to the best available path.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = {
-    "old": {  # what every x86-64 processor has; MKL's path on processors that are not Intel's
+    "old": {  # baseline x86-64; MKL's path on processors of other vendors
         "MKL_CBWR": "COMPATIBLE",
         "ATEN_CPU_CAPABILITY": "default",
         "ONEDNN_MAX_CPU_ISA": "SSE41",  # products of bfloat16 are emulated then
@@ -43,7 +42,7 @@ SETTINGS = {
 COMMON = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",  # more threads than cores must not spin while they wait for each other
+    "OMP_WAIT_POLICY": "PASSIVE",  # oversubscribed threads must not spin
     "TOKENIZERS_PARALLELISM": "false",
 }
 SUITES = ("tests/ops", "tests/conformance", "tests/oracles")
@@ -57,12 +56,12 @@ SLICE = (
     "-k", "identities or equal or banded or 1e9 or finite or feed-forward.rows",
 )  # fmt: skip
 MINUTE = 60.0
-NO_TESTS = 5  # what pytest ends with where it was to run none
+NO_TESTS = 5  # pytest's exit status without tests
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one setting: how pytest ended, the last line that it wrote, and how long it took."""
+    """Result of one setting: pytest's exit status, its last line, and the time."""
 
     green: bool
     last: str
@@ -81,13 +80,13 @@ def run(name: str, tests: list[str], log: Path) -> Outcome:
 
 
 def progress(log: Path) -> str:
-    """How far pytest has come, as it says itself."""
+    """Progress printed by pytest."""
     found = re.findall(r"\[ *(\d+%)\]$", log.read_text() if log.exists() else "", re.MULTILINE)
     return found[-1] if found else "0%"
 
 
 def sweep(names: list[str], tests: list[str], jobs: int, folder: Path) -> dict[str, Outcome]:
-    """Run every setting of ``names``, ``jobs`` at a time; tells of each that ends, and every minute of those that go on."""
+    """Run every setting of ``names``, ``jobs`` at a time; reports each finished one, and every minute those still running."""
     folder.mkdir(parents=True, exist_ok=True)
     logs, outcomes = {name: folder / f"{name}.log" for name in names}, {}
     for log in logs.values():
@@ -108,7 +107,7 @@ def sweep(names: list[str], tests: list[str], jobs: int, folder: Path) -> dict[s
 
 
 def summary(outcomes: dict[str, Outcome]) -> str:
-    """A line for each setting: its name, how it ended, its seconds and its variables."""
+    """A line for each setting: its name, result, seconds and variables."""
     lines = []
     for name, outcome in outcomes.items():
         variables = " ".join(f"{key}={value}" for key, value in SETTINGS[name].items())

@@ -1,4 +1,4 @@
-"""Processes of one program, which answer together."""
+"""Groups of processes of one program with a common answer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def answer_of(module: str, folder: Path, *words: str, timeout: int, ranks: int = 2, programs: Programs | None = None) -> Any:
-    """What ``python -m module RANK RENDEZVOUS_FILE ANSWER_FILE words`` of all ``ranks``, side by side, write as JSON.
+    """Run ``python -m module RANK RENDEZVOUS_FILE ANSWER_FILE words`` for all ``ranks`` concurrently; returns their JSON.
 
-    With ``programs`` they are forked from its process; started anew they may read variables when they import torch or triton.
+    With ``programs`` they are forked from its process; otherwise they may read variables on import of torch or triton.
     """
     answer = folder / "answer.json"
     if programs is not None:

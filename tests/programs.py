@@ -1,10 +1,10 @@
-"""Python programs, each in a process of its own that is forked from one with torch imported, which takes seconds.
+"""Python programs in separate processes, forked from one with torch imported to save seconds.
 
     python -m tests.programs
 
-reads requests from standard input, a line of JSON each, runs the programs of each in children, side by side, and answers with their exit
-statuses. Nothing of linattn, transformers or triton is imported before the fork: a program must import what it uses. What asks how a
-process starts, or sets a variable that torch reads when it is imported, needs a process that is started for it.
+reads requests from standard input, a line of JSON each, runs the programs of each concurrently in children, and answers with their exit
+statuses. linattn, transformers and triton are not imported before the fork. Tests of process start, or with variables that torch reads
+on import, need a new process.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ SECONDS = 300  # of a program, after which it is killed
 
 
 class Programs:
-    """The process with torch in it, started for the first program; to be closed."""
+    """The process with torch imported, started for the first program; must be closed."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[str] | None = None
 
     def run(self, folder: Path, program: Path, *arguments: object) -> str:
-        """What ``python -W error program arguments`` prints in ``folder``; it must succeed."""
+        """Output of ``python -W error program arguments`` in ``folder``; it must succeed."""
         done = self.python(str(program), *arguments, cwd=folder, strict=True)
         assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
@@ -46,7 +46,7 @@ class Programs:
         self, programs: list[tuple[object, ...]], *, cwd: Path = ROOT, env: dict[str, str] | None = None, strict: bool = False,
         seconds: int = SECONDS,
     ) -> list[subprocess.CompletedProcess[str]]:  # fmt: skip
-        """Run Python with each of the ``programs``, words such as ``-c CODE``, ``-m MODULE`` or a file with arguments, side by side.
+        """Run Python concurrently with each of the ``programs``, words such as ``-c CODE``, ``-m MODULE`` or a file with arguments.
 
         Each has the environment ``env``, this process's if None. With ``strict``, warnings are errors.
         """

@@ -1,4 +1,4 @@
-"""Sweeps of which `make test` takes a part and `make test-slow` the rest: mixers, and combinations of parameters."""
+"""Sweeps split between `make test` and `make test-slow`: mixers, and combinations of parameters."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def swept(names: Iterable[str]) -> list:
 
 
 def halved(*choices: Sequence, rest: object = pytest.mark.slow) -> list:
-    """All combinations of one of each of ``choices``. Every second one has the marks ``rest``, so that each pair of two stays without."""
+    """All combinations of one of each of ``choices``. Every second one has the marks ``rest``; the others contain each pair."""
     rows = [tuple(zip(*row, strict=True)) for row in product(*map(enumerate, choices))]
     return [row if sum(places) % 2 == 0 else pytest.param(*row, marks=rest) for places, row in rows]

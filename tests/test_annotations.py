@@ -1,4 +1,4 @@
-"""Functions in modules of GPU kernels have types, which mypy cannot ask for there: Triton compiles kernels by their annotations."""
+"""Functions in modules of GPU kernels have types, which mypy cannot require there, since Triton interprets kernels' annotations."""
 
 import ast
 from pathlib import Path
@@ -7,7 +7,7 @@ MODULES = Path(__file__).parents[1] / "linattn" / "ops" / "triton"
 
 
 def untyped(source: str) -> list[str]:
-    """Names of the functions without the type of an argument or of the result, kernels and their helpers left out."""
+    """Names of functions without the type of an argument or of the result, except kernels and their helpers."""
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
     return [
         f.name

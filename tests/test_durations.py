@@ -1,4 +1,4 @@
-"""Whose processor time `--durations-json` says it is."""
+"""Attribution of processor time by `--durations-json`."""
 
 from types import SimpleNamespace
 
@@ -20,7 +20,7 @@ def test_what_ends_with_the_session_is_not_the_last_tests(last):
 
 
 def made(recorded, item, call, report):
-    """What the wrapper makes of the report that pytest made."""
+    """Result of the wrapper for pytest's report."""
     wrapper = recorded.pytest_runtest_makereport(item, call)
     next(wrapper)
     with pytest.raises(StopIteration) as done:

@@ -1,4 +1,4 @@
-"""A missing package is named with the requirement that installs it, never by an extra of a package that may not be there."""
+"""A missing package is named with the requirement that installs it, never by linattn's extra."""
 
 from linattn import extras
 

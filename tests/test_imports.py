@@ -1,4 +1,4 @@
-"""Who imports whom in the package, within functions too: there is no circle, and none imports from above its own."""
+"""Imports in the package, within functions too: no circles, and none from a higher layer."""
 
 import ast
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ FLOORS = (
 )  # fmt: skip
 
 
-REEXPORTS = {"linattn", "linattn.report"}  # whose public names may stand above them
+REEXPORTS = {"linattn", "linattn.report"}  # packages that re-export public names of higher layers
 
 
 @cache
 def graph() -> dict[str, set[str]]:
-    """The modules that each module imports; what is only imported for types does not count."""
+    """The modules that each module imports, except imports only for types."""
     files = {_name(path): path for path in ROOT.rglob("*.py")}
     return {
         name: set() if name in REEXPORTS else set(_resolved(ast.parse(path.read_text()), files)) - {name} for name, path in files.items()
@@ -51,7 +51,7 @@ def _imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def reached(start: str) -> set[str]:
-    """The modules that ``start`` leads to."""
+    """The modules reachable from ``start``."""
     seen: set[str] = set()
     ahead = [start]
     while ahead:

@@ -1,4 +1,4 @@
-"""Running a program tells how it ended, and it runs as one that is started anew."""
+"""Programs report their exit status, and behave like newly started ones."""
 
 import os
 import sys

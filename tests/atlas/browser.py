@@ -1,4 +1,4 @@
-"""Chromium, as a reader would use it: pages from disk, with everything noted that goes wrong or leaves the page."""
+"""Chromium on pages from disk; records errors and requests."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def needed() -> None:
         (pytest.fail if os.environ.get("LINATTN_BROWSER") == "1" else pytest.skip)(MISSING)
 
 
-AXE = {"preload": False, "resultTypes": ["violations"]}  # options of axe: nothing is loaded, and only what is wrong is told in full
+AXE = {"preload": False, "resultTypes": ["violations"]}  # options of axe: no preloading, details only of violations
 LOCALES = {"en": "en-GB", "zh": "zh-CN"}
 
 
 class Reader:
-    """A page in a tab that many tests share one after another; :meth:`check` says that nothing went wrong on it so far."""
+    """A page in a tab reused by many tests; :meth:`check` asserts that no errors occurred."""
 
     def __init__(self, tab, url: str, *, width: int = 1280, scheme: str = "light", motion: str = "no-preference"):
         self.wrong: list[str] = []
@@ -47,7 +47,7 @@ class Reader:
         tab.goto(url)
 
     def leave(self) -> None:
-        """Hand the tab on as it was found."""
+        """Restore the tab's state."""
         self.page.evaluate("localStorage.clear()")
         for event, note in self.heard.items():
             self.page.remove_listener(event, note)
@@ -58,7 +58,7 @@ class Reader:
         assert not away, away
 
     def slide(self, name: str, value: int) -> None:
-        """Move a slider as a hand does."""
+        """Move a slider by pointer events."""
         slider = self.page.locator(f"[data-slider={name}]")
         slider.evaluate("(e, v) => { e.value = v; e.dispatchEvent(new Event('input', {bubbles: true})); }", value)
 

@@ -1,4 +1,4 @@
-"""What a built site holds."""
+"""Content of a built site."""
 
 import json
 import re
@@ -9,7 +9,7 @@ SYSTEMS = ("softmax", "gla", "gated_deltanet", "lstm", "s4", "agent")
 
 
 class Elements(HTMLParser):
-    """Elements with their attributes; refuses what is not nested."""
+    """Elements with their attributes; refuses improper nesting."""
 
     VOID = ("meta", "link", "input", "br", "img", "wbr")
 
@@ -34,7 +34,7 @@ class Elements(HTMLParser):
 
 
 class Chinese(HTMLParser):
-    """The words of a page that are there in Chinese, but for code, LaTeX beside formulas and titles of papers."""
+    """Chinese text of a page, without code, LaTeX of formulas and titles of papers."""
 
     OTHER = ("head", "script", "style", "code", "pre", "cite", "annotation")
 

@@ -1,4 +1,4 @@
-"""Read in Chromium from disk: no error, no request, the JSON's numbers at every stop, by keyboard, both languages, three widths."""
+"""Pages in Chromium from disk: no errors, no requests, the data's numbers at every stop, keyboard, both languages, three widths."""
 
 import re
 
@@ -29,7 +29,7 @@ def below(matrix, causal):
 
 @pytest.mark.parametrize("path", PAGES)
 def test_every_page_opens_draws_and_fits(open_page, path):
-    """The fixture asserts at the end that nothing was said on the console and nothing was asked for elsewhere."""
+    """The fixture asserts at the end that there were no console messages and no requests."""
     for width, language, scheme in ((390, "zh", "dark"), (820, "en", "light"), (1440, "zh", "light")):
         reader = open_page(path, width=width, language=language, scheme=scheme)
         figures = reader.page.locator("figure[data-figure]")
@@ -42,7 +42,7 @@ def test_every_page_opens_draws_and_fits(open_page, path):
 
 @pytest.mark.parametrize("path", ["systems/gla.html", "triangle.html", "cost.html", "capacity.html", "lab.html", "story/1.html"])
 def test_drawings_whose_numbers_stand_elsewhere_are_hidden_from_readers_aloud(open_page, path):
-    """By the word true: without a value the attribute hides nothing."""
+    """The attribute needs the value true."""
     hidden = open_page(path).page.locator("svg[aria-hidden]")
     assert set(hidden.evaluate_all("ns => ns.map(n => n.getAttribute('aria-hidden'))")) == {"true"}
 
@@ -93,7 +93,7 @@ def test_a_slider_reacts_within_a_tenth_of_a_second(open_page):
     for path, name, stops in sliders:
         page = open_page(path).page
         tries = [page.evaluate(script, [name, list(stops)]) for _ in range(5)]
-        best = [min(times) for times in zip(*tries, strict=True)]  # whoever else uses the machine does not slow down all tries
+        best = [min(times) for times in zip(*tries, strict=True)]  # other load does not slow down all tries
         assert max(best) < 100, (path, name, best)
 
 
@@ -105,7 +105,7 @@ def test_on_a_phone_a_plot_and_the_two_orders_fit_and_turn_wide_again(open_page)
         letters = "ns => Math.min(...ns.filter(n => n.textContent && n.getClientRects().length).map(n => n.getBoundingClientRect().height))"
         assert page.locator(f"{place} text").evaluate_all(letters) >= 10
         page.set_viewport_size({"width": 1280, "height": 900})
-        page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")  # a browser tells of it with a frame
+        page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")  # reported with a frame
         assert page.locator(place).first.bounding_box()["width"] > 600
         assert page.locator(place).first.get_attribute("viewBox").split()[2] in ("760", "640")
 
@@ -118,7 +118,7 @@ def test_on_a_phone_a_plot_and_the_two_orders_fit_and_turn_wide_again(open_page)
     ],
 )
 def test_nothing_scrolls_sideways(open_page, path):
-    """Equations, comparisons, and tables, those of measurements too: on a phone and in a window of 900 pixels."""
+    """Equations, comparisons and tables, on a phone and in a window of 900 pixels."""
     script = """ns => ns.filter(n => n.getClientRects().length && n.scrollWidth > n.clientWidth + 1).map(n => n.textContent.slice(0, 60))"""
     for width, language in ((390, "en"), (390, "zh"), (900, "en")):
         page = open_page(path, width=width, language=language).page
@@ -129,7 +129,7 @@ def test_nothing_scrolls_sideways(open_page, path):
 
 @pytest.mark.parametrize("path", ["systems/softmax.html", "systems/agent.html", "systems/gated_deltanet.html"])
 def test_a_folded_table_names_each_cell_by_its_column(open_page, path):
-    """In the language of the page, and with the heads of the table as it stands in a wide window; cells that say nothing are left out."""
+    """In the page's language, with the wide table's headings; empty cells are omitted."""
     script = """ns => ns.flatMap(table => [...table.tBodies[0].rows].map(row => [...row.cells]
         .filter(cell => getComputedStyle(cell).display !== "none" || cell.textContent === "–")
         .map(cell => getComputedStyle(cell, "::before").content.replace(/^"|"$/g, "").replaceAll('\\\\"', '"'))))"""
@@ -178,7 +178,7 @@ def test_pairs_of_the_capacity_page_are_cut_into_lines_where_there_is_no_room(op
     "path", ["lab.html", "story/2.html", "methods/hybrids.html", "methods/chunks.html", "systems/gla.html", "choose.html"]
 )
 def test_nothing_stands_beyond_the_right_edge(open_page, path):
-    """But what scrolls in a frame of its own."""
+    """Except in scrolling frames."""
     script = """n => [...n.querySelectorAll("*")].filter(e => e.getClientRects().length && !e.closest(".scroll, .wide, .equation, pre"))
         .filter(e => e.getBoundingClientRect().right > n.getBoundingClientRect().right + 1).map(e => e.tagName + ": " + e.textContent.slice(0, 40))"""
     for width, language in ((900, "zh"), (1400, "en"), (1400, "zh")):
@@ -186,7 +186,7 @@ def test_nothing_stands_beyond_the_right_edge(open_page, path):
 
 
 def test_a_wide_window_is_used_to_its_right_edge(open_page):
-    """Prose in two columns of at most 80 characters, and short sections beside each other; none of it on a phone."""
+    """Prose in two columns of at most 80 characters, and short sections side by side; not on a phone."""
     columns = (
         "ns => new Set(ns.filter(n => n.getClientRects().length).flatMap(n => [...n.getClientRects()].map(r => Math.round(r.left)))).size"
     )
@@ -328,7 +328,7 @@ def test_by_keyboard_alone(open_page, site):
 
 
 def test_chinese_has_glyphs(open_page):
-    """Two characters that a font lacks look the same, as the same empty box."""
+    """Characters missing in a font are drawn as equal boxes."""
     page = open_page("index.html", language="zh").page
     script = """text => { const c = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
         c.font = "40px " + getComputedStyle(document.body).fontFamily;

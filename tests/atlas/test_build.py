@@ -1,4 +1,4 @@
-"""The site: its numbers are the ops', its pages are whole and load nothing, its folder is safe."""
+"""The site: its numbers are the ops', its pages are self-contained, its folder is safe."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from tests.atlas.pages import SYSTEMS, Chinese, Elements, data, pages
 from tests.docs import pages as links
 from tests.packaging.tree import ROOT
 
-writing = import_module("linattn.atlas.build")  # the package has its function by this name
+writing = import_module("linattn.atlas.build")  # the package has a function of this name
 INSPECTED = cache(writing.inspect_mixer)
 
 
@@ -114,7 +114,7 @@ def test_every_page_is_whole_and_loads_only_the_script_and_the_sheet(site):
 
 
 def test_the_documentation_names_places_that_there_are(site):
-    """Of the table of others' figures: every page, and every anchor on it."""
+    """Every page and anchor in the table of others' figures exists."""
     text = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
     named = re.findall(r"`([\w/]+\.html)(?:#(\w+))?`", text)
     assert len(named) > 40

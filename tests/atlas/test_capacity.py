@@ -1,4 +1,4 @@
-"""Capacity: the live writing is the op's, the curves and the bound are what linear algebra says."""
+"""Capacity: interactive writes equal the op's, curves and bound agree with linear algebra."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from tests.atlas.pages import data
 
 
 def own(key, keys, values, decay, beta):
-    """The three rules written out."""
+    """The three rules, written explicitly."""
     s = torch.zeros(keys.shape[1], values.shape[1], dtype=torch.float64)
     for k, v in zip(keys, values, strict=True):
         s = (decay if key == "decayed" else 1.0) * s
@@ -26,7 +26,9 @@ def test_states_are_the_rules(key):
 
 
 def test_the_bound_is_exact(site):
-    """n random pairs in a d × d state lose 1 − d / n of their energy at best; values linear in the keys, and d orthogonal pairs, nothing."""
+    """n random pairs in a d × d state lose 1 − d / n of their energy at best; values linear in the keys, and d orthogonal pairs,
+    nothing.
+    """
     for row in data(site, "capacity.html")["exact"]["rows"]:
         assert row["numbers"] == 20 * row["state"] and row["wanted"] == 0.95
         assert row["lost"] == pytest.approx(0.95, abs=0.01)

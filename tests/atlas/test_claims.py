@@ -1,4 +1,4 @@
-"""What a system's page claims about its code holds on inputs that the page has not seen, for every mixer."""
+"""Claims of system pages about their code hold on other inputs, for every mixer."""
 
 import re
 from dataclasses import replace
@@ -27,7 +27,7 @@ def made(name):
 
 
 def by_definition(mixer, r, steps):
-    """The recurrence that ``project`` returns, by the reference, step by step, before any division; every token's last step is read."""
+    """The recurrence from ``project`` by the reference, undivided; reads each token's last step."""
     heads = r.q.shape[2]
     outputs, state = [], None
     for t in range(r.q.shape[1]):
@@ -48,7 +48,7 @@ def far(a, b):
 
 
 def parallel(a, b):
-    """Distance of the directions of ``a`` and ``b`` [B, T, H, V]: a division by one number for a head of a token leaves them."""
+    """Distance of the directions of ``a`` and ``b`` [B, T, H, V], invariant to a factor per head and token."""
     along = (a * b).sum(-1, keepdim=True) * b
     return far(a * b.square().sum(-1, keepdim=True), along)
 

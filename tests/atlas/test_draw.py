@@ -1,4 +1,4 @@
-"""Drawings for papers: whole files of their own, with the numbers of the ops, the same as on the pages."""
+"""Drawings for papers: standalone files with the ops' numbers, equal to the pages'."""
 
 import importlib.util
 import os
@@ -52,7 +52,7 @@ def test_the_two_schemes_differ_in_colours_alone():
 @pytest.mark.parametrize(("figure", "name", "what"), [("cell", "kda", "cell"), ("mask", "gla", "mask"), ("cost", "gla", "cost")])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_figures_of_the_readme_are_not_old(figure, name, what, scheme):
-    """``make figures`` draws them anew."""
+    """``make figures`` updates them."""
     path = Path(__file__).parents[2] / "docs" / "images" / f"{figure}-{scheme}.svg"
     number = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
     found, wanted = path.read_text(encoding="utf-8"), draw(name, what, scheme=scheme)
@@ -110,9 +110,9 @@ def test_the_door(tmp_path, capsys):
 
 
 def test_a_pipe_is_written_to_and_stays_one(tmp_path):
-    pipe = tmp_path / "pipe"  # as /dev/stdout and >(...) are: a file in their place would take them away from everybody
+    pipe = tmp_path / "pipe"  # like /dev/stdout and >(...), which must not be replaced by a file
     os.mkfifo(pipe)
-    end = os.open(pipe, os.O_RDWR)  # its reader, who keeps the writer from waiting for one
+    end = os.open(pipe, os.O_RDWR)  # a reader, so that the writer does not block
     assert main(["draw", "gla", "-o", str(pipe)]) == 0 and pipe.is_fifo()
     assert os.read(end, 1 << 16).decode() == draw("gla", "cell")
     os.close(end)

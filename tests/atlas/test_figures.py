@@ -1,4 +1,4 @@
-"""Figures computed independently here, and read in Chromium as a reader uses them."""
+"""Figures, computed independently and read in Chromium."""
 
 import json
 import math
@@ -203,7 +203,7 @@ def test_a_link_to_the_lab_keeps_its_sentence_system_and_token(page):
     reader.slide("token", 4)
     state = reader.cells("[data-panel=state]")
     reader.page.evaluate("localStorage.clear()")
-    reader.page.reload()  # the address is all that is left
+    reader.page.reload()  # only the address is kept
     assert reader.page.locator("[data-input=sentence]").input_value() == "one two one three one"
     assert reader.page.locator("[data-choice=rule] input[value=delta]").is_checked()
     assert reader.page.locator("[data-choice=heads] input[value='2']").is_checked()
@@ -243,7 +243,7 @@ def test_drawings_of_the_story_are_whole_and_large_enough_on_a_phone(page, chapt
 
 
 def test_the_label_of_a_gate_has_the_gate_s_colour(page):
-    """A word outside the group that sets its colour would be black on black."""
+    """Text outside the group with its colour would be black on black."""
     script = "ns => new Set(ns.map(n => getComputedStyle(n).fill)).size"
     words = page("story/5.html", scheme="dark").page.locator("svg .tq text.t")
     assert words.count() >= 4 and words.evaluate_all(script) == 1
@@ -291,7 +291,7 @@ def test_a_gate_is_found_by_what_it_does(name):
     ],
 )
 def test_axe_finds_nothing(page, path):
-    """Nothing minor either, such as headings that leave out a level."""
+    """Including minor violations, such as skipped heading levels."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
     for language, scheme in (("en", "light"), ("zh", "dark")):
         found = axe.Axe().run(page(path, language=language, scheme=scheme).page, options=AXE).response["violations"]

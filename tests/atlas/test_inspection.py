@@ -1,4 +1,4 @@
-"""What is shown of a system is what its mixer computes."""
+"""Displayed results of a system are those of its mixer."""
 
 import re
 
@@ -48,7 +48,7 @@ def test_the_matrix_is_the_library_s(name):
 
 @pytest.mark.parametrize("name", ["gla", "retnet", "gated_deltanet", "rwkv6"])
 def test_states_are_the_definition_s(name):
-    """Token by token by the reference in float64, from what the mixer projects."""
+    """Token by token by the reference in float64, from the mixer's projections."""
     mixer, x = made(name), sentence.embedded()
     seen = inspect_mixer(name).states
     with torch.no_grad():

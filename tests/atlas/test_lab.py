@@ -1,4 +1,4 @@
-"""The lab: the page's own recurrence shows what the library's op computes, cell by cell, for any sentence, rule and setting."""
+"""The lab: the page's recurrence equals the library's op, cell by cell, for any sentence, rule and setting."""
 
 import math
 
@@ -28,7 +28,7 @@ def test_words_are_vectors_of_length_one_that_only_their_letters_choose():
 @pytest.mark.parametrize("heads", lab.HEADS[1:])
 @pytest.mark.parametrize("key", RULES)
 def test_each_head_is_the_rule_on_its_share_of_the_channels(key, heads, monkeypatch):
-    """The same written for one head, on words that have only the channels of that head."""
+    """The same for one head, on words with only that head's channels."""
     whole, words, size = lab.run(lab.inputs(SENTENCES["typed"], rule(key), 0.7, 0.6, heads)), SENTENCES["typed"], 8 // heads
     vector, gates, shares = lab.vector, lab.gates, lab.shares
     for head in range(heads):
@@ -44,7 +44,7 @@ def test_each_head_is_the_rule_on_its_share_of_the_channels(key, heads, monkeypa
 
 @pytest.mark.parametrize("key", RULES)
 def test_traces_follow_the_rules_as_they_are_written_on_the_page(key):
-    """Each equation once more, written out token by token beside the op."""
+    """Each equation token by token, against the op."""
     made, words = lab.inputs(SENTENCES["typed"], rule(key), 0.7, 0.6), SENTENCES["typed"]
     found = lab.run(made)
     s, z = torch.zeros(8, 8, dtype=torch.float64), torch.zeros(8, dtype=torch.float64)
@@ -98,7 +98,7 @@ class TestPage:
         before = found.states[t - 1] if t else torch.zeros_like(found.states[0])
         log = made.get("decay", torch.zeros(1, dtype=torch.float64))
         log = log[0, t, 0] if log.ndim > 1 else log
-        # The lab shows words themselves; feature maps and rates are inside the rule.
+        # The lab shows the words; feature maps and rates are part of the rule.
         now = [torch.tensor(lab.vector(w), dtype=torch.float64) for w in words]
         key_row = now[t - 1] if t else torch.zeros(8, dtype=torch.float64)
         if key in ("normalize", "rwkv7"):

@@ -1,4 +1,4 @@
-"""Texts of the atlas and of what was measured: all of them in English and in Chinese."""
+"""Texts of the atlas and of results: all in English and Chinese."""
 
 import re
 
@@ -13,19 +13,19 @@ from linattn.reproduce.ledger import load
 from linattn.reproduce.options import STUDIES
 from tests.atlas.test_build import writing
 
-# What is no English: commands, packages with their versions, and what has a capital, a digit or a mark of code in it.
+# Not English: commands, packages with versions, and words with a capital, a digit or code characters.
 NAMED = re.compile(r"linattn reproduce [^,]*|idiap/fast-transformers|[\w-]+ (?:\d+\.\d+\.\d+|\d{6})\b|\S*[A-Z\d_=*]\S*|\w+\.[\w.]+")
 NAMES = ("linattn", "fla", "torch", "transformers", "softmax", "delta", "retention", "token", "torchscale", "ms", "heads", "window")
 
 
 def english(chinese):
-    """The English words in what a Chinese reader sees; names of systems and libraries are none."""
+    """English words in Chinese text, except names of systems and libraries."""
     plain = NAMED.sub(" ", re.sub("[，。；：（）]", " ", chinese))
     return [word for word in re.findall(r"[a-z][a-z']+", plain) if word not in NAMES and word not in mixers.available()]
 
 
 def assert_told(*texts, own=None):
-    """Every text of the library that is not about the atlas has its Chinese."""
+    """Assert that every text of the library beside the atlas has Chinese."""
     missing = {text: words for text in texts if (words := english(both(text, own).zh))}
     assert missing == {}, "`chinese` of the registration, or linattn/atlas/chinese.py, lacks these or words of them"
 

@@ -8,7 +8,7 @@ from linattn.atlas.mathml import mathml, pieces
 
 
 def shown(latex: str) -> str:
-    """What a reader sees, without the annotation."""
+    """Visible text, without the annotation."""
     tree = ET.fromstring(mathml(latex).replace("&#x2061;", ""))
     return "".join(tree.find("semantics/mrow").itertext())
 
@@ -41,7 +41,7 @@ COUNTS = {"msub": 2, "msup": 2, "munder": 2, "mover": 2, "mfrac": 2, "msubsup": 
 
 
 def assert_whole(latex: str) -> None:
-    """A script or a fraction with another number of parts is drawn as a row."""
+    """Browsers draw scripts and fractions with a wrong number of parts as a row."""
     wrong = [(e.tag, len(e)) for e in ET.fromstring(mathml(latex)).iter() if len(e) != COUNTS.get(e.tag, len(e))]
     assert wrong == []
 

@@ -1,4 +1,4 @@
-"""The palette: readable on both backgrounds, and its tensors apart for eyes that lack a kind of cone."""
+"""The palette: readable on both backgrounds, with tensor colours distinguishable in colour blindness."""
 
 import itertools
 import re

@@ -64,4 +64,4 @@ def test_a_constant_decay_is_a_clock(numbers):
 def test_every_figure_is_named_where_the_text_speaks_of_it(site):
     html = (site / "pitfalls.html").read_text(encoding="utf-8")
     assert all(f'data-set="{name}"' in html for name in pitfalls.FIGURES)
-    assert linattn.mixers.info("retnet").seeds  # the notes that are meant are those the systems come from
+    assert linattn.mixers.info("retnet").seeds  # the notes are those that name the systems

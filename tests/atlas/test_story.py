@@ -1,4 +1,4 @@
-"""The story: its numbers are the ops', its pages show them at every stop, in both languages, at three widths."""
+"""The story: its numbers are the ops', shown at every stop, in both languages, at three widths."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -41,7 +41,7 @@ def reference(key, decay=lab.DECAY, beta=lab.BETA):
 
 
 def test_captions_name_no_side(site):
-    """What stands side by side on a wide window stands one below the other on a narrow one."""
+    """Side by side in a wide window is one below the other in a narrow one."""
     for path in CHAPTERS:
         told = re.findall("<figcaption>(.*?)</figcaption>", (site / path).read_text(encoding="utf-8"), re.S)
         assert not [words for words in told if re.search(r"to the (?:left|right)|[左右]边", words)], path
@@ -65,7 +65,7 @@ def test_states_and_readings_are_recomputed(site, page, name, index, key, option
 
 
 def test_the_story_tells_what_its_figures_show(site):
-    """The sentences that no number fills in are true of the numbers."""
+    """Sentences without inserted numbers agree with the numbers."""
     pot, after = data(site, "story/3.html")["pot"], data(site, "story/8.html")["after"]
     assert pot["tea"] > 0.6 and pot["milk"] > 0.6
     assert after["heard"]["delta"]["milk"] > 0.8 and abs(after["heard"]["delta"]["tea"]) < 0.2

@@ -1,4 +1,4 @@
-"""What a worker of the tests is asked to do."""
+"""Functions that the tests' workers run."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Whether a model's loss is honest: what is equal for a causal model, and what a model that reads the next token gives itself away by."""
+"""Causality check of a model's loss: figures that agree for causal models, and detect models that read the next token."""
 
 import json
 

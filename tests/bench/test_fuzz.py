@@ -1,4 +1,4 @@
-"""A log of random cases that time ends: it has the first cases, and another run of the same machine goes on after them."""
+"""A log of random cases cut off by time has the first cases, and another run of the machine continues it."""
 
 import argparse
 import json

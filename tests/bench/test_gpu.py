@@ -1,4 +1,4 @@
-"""The GPU benchmarks without a GPU: what is planned, who runs it, what is kept, and that nothing ends the run."""
+"""The GPU benchmarks without a GPU: plan, workers, records, and robustness to failures."""
 
 import importlib.util
 import json
@@ -76,7 +76,7 @@ def test_mambas_scan_meets_ours_in_its_own_layout(monkeypatch):
 
 
 def test_flash_qla_meets_ours_in_its_own_words(monkeypatch):
-    """Keyword for keyword as its signature says; it takes the gated delta rule with heads of 128 channels alone."""
+    """Keywords match its signature; it supports only the gated delta rule with heads of 128 channels."""
 
     def theirs(q, k, v, g, beta, scale=None):
         return linattn.linear_attention(q, k, v, decay=g, beta=beta, scale=scale), None
@@ -225,7 +225,7 @@ def test_the_modes_that_help_names_are_modes(capsys):
 
 
 def test_the_command_of_a_file_can_be_typed_again():
-    """As a shell takes it apart; where the file was wanted is nobody's concern."""
+    """As parsed by a shell, without the output path."""
     given = ["bench", "ops", "--peers", "", "--modes", "forward in a graph,decode", "--out", "some where/x.json", "--seconds", "3"]
     kept = given[:6] + given[8:]
     assert shlex.split(command("linattn", given)) == shlex.split(command("linattn", [*kept, "--out=x y"])) == ["linattn", *kept]

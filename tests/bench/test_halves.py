@@ -1,4 +1,4 @@
-"""The comparison of half precision with float32: every row's call is right before it is timed, and the file has what was run."""
+"""The comparison of half precision with float32: every row's call is checked before timing, and the file has all rows."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The texts and the trainings of six models: what is drawn, chosen and kept."""
+"""The texts and the trainings of six models: samples, choices and records."""
 
 import argparse
 import json

@@ -10,7 +10,7 @@ from linattn.cli.main import main
 
 @pytest.fixture
 def compared(monkeypatch):
-    """The names of the peers that are measured, each only once and at no cost."""
+    """Names of the measured peers, without measuring."""
     names = []
     monkeypatch.setattr(ops, "LENGTHS", {"forward": (16,)})
     monkeypatch.setattr(ops, "LONG", (16,))

@@ -1,4 +1,4 @@
-"""The programs of benchmarks/ that fill results/: what they lack is told in one line, before anything is measured."""
+"""Programs of benchmarks/ report missing requirements in one line, before measuring."""
 
 import importlib
 

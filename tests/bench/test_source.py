@@ -1,4 +1,4 @@
-"""Measures of the source, on a source whose measures are known."""
+"""Measures of the source, on a source with known measures."""
 
 import ast
 import json
@@ -51,7 +51,7 @@ def test_measures(tree):
 
 
 def test_circles(tree):
-    """Within functions they count, for types alone and through the package's own face they do not."""
+    """Imports within functions count, those for types only and through the package's public names do not."""
     assert source.circles(tree) == [["linattn.one", "linattn.two"]]
     tree["linattn/two.py"] = ast.parse("")
     assert source.circles(tree) == []
@@ -60,7 +60,7 @@ def test_circles(tree):
 
 
 def test_repeated_lines():
-    """Within a module too, wherever they begin; not their overlap, not imports, not what stands in many places."""
+    """Also within a module; without overlaps, imports, and lines in many places."""
     lines = [f"x = {i}" for i in range(6)]
     again = "\n".join(lines)
     texts = {"a": f"import b\n{again}", "b": f"def f():\n    {again.replace(chr(10), chr(10) + '    ')}\ny = 1", "c": f"{again}\n{again}"}

@@ -1,4 +1,4 @@
-"""The benchmark of training on a CPU: what is measured beside what, and that the portable form is really measured."""
+"""The benchmark of training on a CPU: compared rows, and that the portable form is really measured."""
 
 import json
 
@@ -15,7 +15,7 @@ def test_rows(tmp_path, capsys, monkeypatch):
     out = tmp_path / "rows.json"
     assert main(["bench", "train", "--quick", "--device", "cpu", "--models", "gla", "--out", str(out)]) == 0
     rows = json.loads(out.read_text())["rows"]
-    pairs = [pair for pair in training.MODELS if pair[1] in ("gla", "llama")]  # Llama is always there
+    pairs = [pair for pair in training.MODELS if pair[1] in ("gla", "llama")]  # Llama is always included
     assert [(r["library"], r["model"], r["dtype"]) for r in rows] == [(*p, d) for d in ("float32", "bfloat16") for p in pairs]
     for r in rows:
         assert r["tokens_per_second"] == pytest.approx(4e3 / r["step_ms"])

@@ -1,4 +1,4 @@
-"""The benchmark of mixers of images: which figures there are, and that each mixer is measured in both modes."""
+"""The benchmark of mixers of images: its figures, and that each mixer is measured in both modes."""
 
 import json
 

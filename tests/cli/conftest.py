@@ -8,7 +8,7 @@ from linattn.cli.main import main
 
 
 class Terminal(io.StringIO):
-    """A stdout that says it is a terminal."""
+    """A stdout that reports to be a terminal."""
 
     encoding = "utf-8"
 

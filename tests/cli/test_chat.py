@@ -1,4 +1,4 @@
-"""Conversations from the command line: a state in a file, one that does not grow, and what a terminal sees of it."""
+"""Conversations from the command line: a state in a file, a constant-size state, and terminal output."""
 
 import io
 import re

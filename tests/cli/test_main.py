@@ -154,7 +154,7 @@ def test_what_goes_wrong_inside_is_one_line_too(error, code, says, capsys, monke
 
 
 def test_an_interrupt_is_heard_where_python_drops_what_is_raised(capsys, monkeypatch):
-    """As in the callbacks of weak references, of which tensors without storage have many."""
+    """Exceptions in callbacks of weak references are dropped, of which meta tensors have many."""
 
     def work():
         thing = set()
@@ -203,7 +203,7 @@ def test_python_m_is_the_same_door():
 
 
 def test_a_refusal_is_printed_by_one_process_of_a_launch(capsys, monkeypatch, tmp_path):
-    """Whichever comes first: torchrun then ends the others. A message that only one of them has is printed by that one."""
+    """By the first one, since torchrun then ends the others. A message of a single process is printed by it."""
     for rank in (1, 0):
         (tmp_path / str(rank)).mkdir()
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / str(rank) / "error.json"))

@@ -1,4 +1,4 @@
-"""Options of a command that are made from the fields of a dataclass."""
+"""Command options generated from the fields of a dataclass."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Options:
 
 
 def run(*words: str, **how: Any) -> dict[str, Any] | str:
-    """What a command gets for ``words``; its error, or its help."""
+    """Values of a command's options for ``words``; its error, or its help."""
     got: dict[str, Any] = {}
 
     @takes(*options_of(Options, **how))

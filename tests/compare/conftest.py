@@ -52,7 +52,7 @@ def _mixer(i, name, contexts):
 
 @pytest.fixture
 def report():
-    """A report as compare writes it, with a prompt and samples that mean harm."""
+    """A report as written by compare, with malicious prompt and samples."""
     contexts = (256, 1024, 4096)
     mixers = [_mixer(i, name, contexts) for i, name in enumerate(("softmax", "gla", "mamba2"))]
     late = mixers[0]["contexts"].pop()

@@ -1,4 +1,4 @@
-"""Parts in which mixers of a comparison differ, against what is known of these mixers."""
+"""Parts in which mixers of a comparison differ, against known properties."""
 
 import pytest
 import torch

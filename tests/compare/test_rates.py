@@ -1,4 +1,4 @@
-"""Learning rates of a comparison: those that were given, and those of the sweep."""
+"""Learning rates of a comparison: given ones, and those of the sweep."""
 
 from pathlib import Path
 

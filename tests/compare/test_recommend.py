@@ -1,4 +1,4 @@
-"""The task of what comes next: its figures by their definition, its bounds, what is never learned from, and any CSV."""
+"""The recommendation task: figures by definition, bounds, held-out items, and CSV files."""
 
 import json
 import math
@@ -48,7 +48,7 @@ def test_the_last_two_items_are_never_learned_from():
 
 
 def test_the_best_that_is_possible():
-    """Ranking by the chain's chances finds it, up to the noise of 4,000 draws, and nothing that was tried finds more."""
+    """Ranking by the chain's probabilities reaches it, up to the noise of 4,000 draws, and no other ranking exceeds it."""
     made, chain = markov_interactions()
     split = Split(made, chain)
     best = split.references()["best that is possible"]
@@ -69,7 +69,7 @@ def test_the_best_by_hand():
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_loss(causal):
-    """Of causal models at every place; of others after a part of each history, which does not hold what is asked."""
+    """Of causal models at every place; of others after a part of each history, without the item to predict."""
     model = RecommendModel(RecommendConfig(items=20, length=8, dim=32, layers=1, causal=causal)).double()
     batch = [torch.tensor([3, 1, 4, 1]), torch.tensor([5, 9])]
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The tasks from sequence to sequence: what is asked, what counts as right, and that it is learned."""
+"""The sequence-to-sequence tasks: data, accuracy, and learning."""
 
 import json
 

@@ -18,7 +18,7 @@ LOADS = {"src", "href", "srcset", "poster", "data", "action", "background", "xli
 
 
 class Checker(HTMLParser):
-    """Refuses what is not nested and what would load something; keeps elements, texts and identifiers."""
+    """Refuses improper nesting and external resources; keeps elements, texts and identifiers."""
 
     def __init__(self):
         super().__init__()

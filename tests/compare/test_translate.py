@@ -1,4 +1,4 @@
-"""The task of translating: what is learned from and asked, the figure by its definition, and the command on a file of pairs."""
+"""The translation task: training and test data, the figure by definition, and the command on a file of pairs."""
 
 import json
 

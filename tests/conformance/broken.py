@@ -1,6 +1,6 @@
-"""A sound mixer and what goes wrong with it: each class below has one defect that a paper's code, or ours, once had or could have.
+"""A correct mixer and defective ones: each class below has one defect that occurs in papers' code or could.
 
-``FAILS`` says which checks must catch it: the first is the check made for the defect, the others see its consequences.
+``FAILS`` lists the checks that must catch it: the first is made for the defect, the others see its consequences.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FAILS: dict[type[Mixer], tuple[str, ...]] = {}
 
 
 def fails(*checks: str):
-    """Name the checks that a class must fail, and give it an entry of its own that is not in the register."""
+    """Declare the checks that a class must fail, and give it an unregistered entry."""
 
     def note(cls: type[Mixer]) -> type[Mixer]:
         FAILS[cls] = checks
@@ -33,7 +33,7 @@ def fails(*checks: str):
 
 
 class Sound(Mixer):
-    """Nothing is wrong here."""
+    """A correct mixer."""
 
     def __init__(self, dim: int, heads: int = 2) -> None:
         super().__init__(dim)
@@ -65,7 +65,7 @@ class PeeksAhead(Sound):
 
 @fails("past")
 class SeesOnlyTheWindow(Sound):
-    """Only the short convolution remembers."""
+    """Only the short convolution has memory."""
 
     def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         super().attend(r, call)
@@ -82,7 +82,7 @@ class LeaksRows(Sound):
 
 @fails("rows")
 class LeaksNaN(Sound):
-    """Packed sequences are told apart by a mask that multiplies: 0 · NaN."""
+    """Packed sequences are separated by a multiplicative mask: 0 · NaN."""
 
     def project(self, x: Tensor, call: CallContext) -> Recurrence:
         r = super().project(x, call)
@@ -102,7 +102,7 @@ class ForgetsState(Sound):
 
 @fails("resume")
 class ForgetsTheConvolution(Sound):
-    """A prefill hands over S, but the short convolution starts with zeros."""
+    """A prefill passes on S, but the short convolution starts with zeros."""
 
     def project(self, x: Tensor, call: CallContext) -> Recurrence:
         r = super().project(x, call)
@@ -113,7 +113,7 @@ class ForgetsTheConvolution(Sound):
 
 @fails("resume")
 class CutsTheGradient(Sound):
-    """The state is handed over without its graph."""
+    """The state is detached."""
 
     def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         o = super().attend(r, call)
@@ -134,7 +134,7 @@ class WritesIntoTheState(Sound):
 
 @fails("state_bytes")
 class GrowingState(Sound):
-    """Says that it is recurrent and keeps every token."""
+    """Claims to be recurrent but keeps every token."""
 
     def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         seen = r.v.new_zeros(call.rows, r.v.shape[1]) if call.fresh else F.pad(call.get("seen"), (0, r.v.shape[1]))
@@ -144,7 +144,7 @@ class GrowingState(Sound):
 
 @fails("growth")
 class CountsEveryPair(Sound):
-    """Says that it is linear, and its cost sheet that it is not."""
+    """Claims linear cost, contrary to its cost sheet."""
 
     def attend_flops(self, r: Recurrence, past: int) -> int:
         return r.v.numel() * (past + r.v.shape[1])
@@ -176,7 +176,7 @@ class ConvolvesAcrossSequences(Sound):
 
 @fails("padding")
 class PaddingFades(Sound):
-    """Padding writes nothing but lets the state fade."""
+    """Padding does not write, but decays the state."""
 
     def recurrence(self, x: Tensor, call: CallContext) -> Recurrence:
         r = super().recurrence(x, call)
@@ -196,7 +196,7 @@ class CountsPadding(Sound):
 
 @fails("shape")
 class WrongDtype(Sound):
-    """The norm's float32 gets out."""
+    """The norm's float32 is the output's dtype."""
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         return to_float32(super().read(o, x))
@@ -204,7 +204,7 @@ class WrongDtype(Sound):
 
 @fails("shape", "empty", "resume", "packed", "padding")
 class RefusesNoTokens(Sound):
-    """The last token is looked at, where there is one."""
+    """The last token is indexed, which fails without tokens."""
 
     def read(self, o: Tensor, x: Tensor) -> Tensor:
         assert x[:, -1].ndim == 2
@@ -213,7 +213,7 @@ class RefusesNoTokens(Sound):
 
 @fails("widths")
 class WantsPowersOfTwo(Sound):
-    """Heads are of 64 or the width, whichever is smaller."""
+    """Heads have 64 channels or the width, whichever is smaller."""
 
     def __init__(self, dim: int) -> None:
         size = min(dim, 64)
@@ -231,7 +231,7 @@ class SwallowsOptions(Sound):
 
 @fails("seed")
 class DrawsItsWeights(Sound):
-    """The weights come from the system's generator."""
+    """Weights ignore torch's seed."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim)
@@ -248,7 +248,7 @@ class Noisy(Sound):
 
 @fails("finite", "padding")
 class DividesByTheSpread(Sound):
-    """Tokens are divided by their own spread, which is 0 where all channels are equal."""
+    """Tokens are divided by their standard deviation, which is 0 for equal channels."""
 
     def project(self, x: Tensor, call: CallContext) -> Recurrence:
         return super().project(F.layer_norm(x, x.shape[-1:], eps=0.0), call)
@@ -265,7 +265,7 @@ class Overflows(Sound):
 
 @fails("mixing_matrix")
 class NotLinear(Sound):
-    """Says that it is linear in its values."""
+    """Claims to be linear in its values."""
 
     def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         return super().attend(r, call).sigmoid()
@@ -307,7 +307,7 @@ Renamed.info = replace(info("gla"), cls=Renamed)
 
 @fails("ddp", "fsdp2")
 class UnusedParameter(Sound):
-    """One parameter gets no gradient. (No other check minds.)"""
+    """One parameter gets no gradient, which no other check detects."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim)

@@ -1,4 +1,4 @@
-"""Sound mixers of the kinds beside the causal ones of sequences, and what goes wrong with them; entered in ``FAILS`` too."""
+"""Correct and defective mixers of the other kinds; listed in ``FAILS`` too."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Attention(Mixer):
         return F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (r.q, k, v)), attn_mask=seen).transpose(1, 2)
 
     def seen(self, real: Tensor) -> Tensor:
-        """Which keys a query sees, [B, 1, T, S], of the real ones."""
+        """Mask of the real keys that a query sees, [B, 1, T, S]."""
         return real
 
     def attend_flops(self, r: Recurrence, past: int) -> int:
@@ -67,7 +67,7 @@ entry(SoundBothWays, "sequence", growth="n^2", symmetry="permutation")
 
 @fails("padding", "packed")
 class SeesPadding(SoundBothWays):
-    """Padding is zero, but it is seen."""
+    """Padding is zero, but visible."""
 
     def seen(self, real: Tensor) -> Tensor:
         return torch.ones_like(real)
@@ -75,7 +75,7 @@ class SeesPadding(SoundBothWays):
 
 @fails("reach", "symmetry")
 class CausalInTruth(SoundBothWays):
-    """A token sees the earlier ones alone."""
+    """A token sees only earlier ones."""
 
     def seen(self, real: Tensor) -> Tensor:
         return real & torch.ones(real.shape[2:], dtype=torch.bool).tril()
@@ -83,7 +83,7 @@ class CausalInTruth(SoundBothWays):
 
 @fails("growth")
 class SaysLinear(SoundBothWays):
-    """Claims a cost that it does not have."""
+    """Claims a lower cost."""
 
 
 SaysLinear.info = replace(SaysLinear.info, growth="n")
@@ -91,7 +91,7 @@ SaysLinear.info = replace(SaysLinear.info, growth="n")
 
 @fails("growth")
 class HidesTheCost(SoundBothWays):
-    """Forgets its scores in the cost sheet, but they are written nevertheless."""
+    """Omits its scores in the cost sheet."""
 
     def attend_flops(self, r: Recurrence, past: int) -> int:
         return 0
@@ -102,7 +102,7 @@ HidesTheCost.info = replace(HidesTheCost.info, growth="n")
 
 @fails("symmetry")
 class KnowsPositions(SoundBothWays):
-    """Says that it commutes with permutations."""
+    """Claims to commute with permutations."""
 
     def project(self, x: Tensor, call: CallContext) -> Recurrence:
         return super().project(x + call.positions[..., None].to(x.dtype).sin(), call)
@@ -119,7 +119,7 @@ class TakesAnyState(SoundBothWays):
 
 @fails("loaded", "seed")
 class KeepsWeightsToItself(SoundBothWays):
-    """What it multiplies by is no part of its state_dict."""
+    """A factor is missing in its state_dict."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim)
@@ -157,7 +157,7 @@ class SeesPaddingOfTheContext(SoundAcross):
 
 @fails("pieces")
 class ForgetsTheContext(SoundAcross):
-    """Keeps the keys without their graph."""
+    """Keeps detached keys."""
 
     def attend(self, r: Recurrence, call: CallContext) -> Tensor:
         o = super().attend(r, call)
@@ -179,7 +179,7 @@ entry(SoundGrid, "grid", growth="n^2")
 
 @fails("grid")
 class WantsSquares(SoundGrid):
-    """Takes the root of the number of tokens for the height."""
+    """Uses the square root of the number of tokens as the height."""
 
     def project(self, x: Tensor, call: CallContext) -> Recurrence:
         side = int(x.shape[1] ** 0.5)
@@ -206,7 +206,7 @@ entry(SoundHalving, "resample", symmetry=None, exemptions={"resample.reach": "a 
 
 @fails("padding")
 class RoundsDown(SoundHalving):
-    """The mask has one token less than there are where the length is odd, and the output of it is cut to zero."""
+    """For odd lengths the mask lacks a token, whose output is zeroed."""
 
     def forward(self, x, mask=None):
         y, real = super().forward(x, mask)
@@ -229,7 +229,7 @@ entry(SoundFeedForward, "feed-forward", linear_in_values=False)
 
 @fails("leading")
 class WantsBatches(SoundFeedForward):
-    """Takes tokens of two leading axes alone."""
+    """Accepts only two leading axes."""
 
     def forward(self, x: Tensor) -> Tensor:
         assert x.ndim == 3

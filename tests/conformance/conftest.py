@@ -1,4 +1,4 @@
-"""With ``--durations`` each mixer's seconds are printed too, of the processor and not of the clock: none should need more than three."""
+"""Prints each mixer's processor time with ``--durations``; none should take more than three seconds."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     python -m tests.conformance.distributed RANK RENDEZVOUS_FILE ANSWER_FILE MODULE:CLASS...
 
-Run by test_distributed.py. Process 0 writes what was wrong, {"MODULE:CLASS": {"ddp": message or null, "fsdp2": ...}}, as JSON.
+Run by test_distributed.py. Process 0 writes the errors, {"MODULE:CLASS": {"ddp": message or null, "fsdp2": ...}}, as JSON.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(rank: int, rendezvous: str, answer: str, *classes: str) -> None:
 
 
 def wrong(make: Make, wrap: Wrap, mesh: DeviceMesh) -> str | None:
-    """How the wrapped mixer's gradients and weights differ from the plain one's after some steps, if they do in any process."""
+    """Difference of the wrapped mixer's gradients and weights from the plain one's after some steps in any process, or None."""
     try:
         said = difference(make, wrap, mesh.get_local_rank())
     except Exception as error:  # the other process goes on to the next mixer too, so both must

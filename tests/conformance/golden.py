@@ -1,4 +1,4 @@
-"""Write the golden file of state_dict names and shapes: ``python -m tests.conformance.golden [NAME...]``, without names all anew."""
+"""Write the golden file of state_dict names and shapes: ``python -m tests.conformance.golden [NAME...]``, without names all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite is able to fail: every deliberately wrong mixer is caught by the check meant for it, and by no unrelated one."""
+"""Tests of the suite: every defective mixer fails the check made for its defect, and no unrelated one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.conformance.broken import FAILS, Renamed, SeesOnlyTheWindow, Sound
 from tests.conformance.broken_kinds import SoundAcross, SoundBothWays, SoundFeedForward, SoundGrid, SoundHalving
 from tests.conformance.checks import CHECKS, HALVES, WRAPPERS, exemption, verify
 
-DEAR = {"compile", "compile_layouts", "forms"}  # most of the seconds; asked only of those that should fail them
+DEAR = {"compile", "compile_layouts", "forms"}  # expensive checks, run only on mixers that should fail them
 
 
 def half(mixer: type[Mixer]) -> str:
@@ -34,7 +34,7 @@ def passes(check: str, mixer: type[Mixer]) -> bool:
 
 @pytest.fixture
 def known(monkeypatch):
-    """Enter a class in the register for the time of a test: the cost sheet goes by names."""
+    """Register a class for the time of a test, since the cost sheet takes names."""
     return lambda cls: monkeypatch.setitem(registry._registered, cls.info.name, cls.info)
 
 

@@ -1,4 +1,4 @@
-"""DDP and FSDP2 on two gloo processes train every mixer to the weights of one process. One pair of processes serves them all."""
+"""DDP and FSDP2 on two gloo processes train every mixer to the weights of one process. One pair of processes runs all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.programs import Programs
 
 
 def run(programs: Programs, folder: Path, *classes: type[Mixer]) -> dict[type[Mixer], dict[str, str | None]]:
-    """Start both processes on ``classes``; what was wrong with each under each wrapper."""
+    """Run both processes on ``classes``; returns the errors of each under each wrapper."""
     entries = {f"{cls.__module__}:{cls.__qualname__}": cls for cls in classes}
     answer = answer_of("tests.conformance.distributed", folder, *entries, timeout=300, programs=programs)
     return {entries[entry]: found for entry, found in answer.items()}

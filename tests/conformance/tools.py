@@ -1,4 +1,4 @@
-"""What the checks share: mixers and tokens that are the same at every call, and two routes compared with their gradients."""
+"""Shared by the checks: deterministic mixers and tokens, and comparison of two routes with their gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MASK = torch.tensor([[0, 1, 1, 0, 0, 1, 0], [1, 1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 
 
 
 def build(make: Make, *, dim: int = WIDTH, dtype: torch.dtype = torch.float64) -> Mixer:
-    """The same mixer at every call, with no parameter at a special value: a gate that starts at 0 would hide what is behind it."""
+    """Create a deterministic mixer with no parameter at a special value, since a gate of 0 would hide errors."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         mixer = make(dim=dim).to(dtype)
@@ -30,7 +30,7 @@ def build(make: Make, *, dim: int = WIDTH, dtype: torch.dtype = torch.float64) -
 
 
 def tokens(batch: int, length: int, dim: int = WIDTH, *, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The same random tokens [B, T, D] at every call."""
+    """Deterministic random tokens [B, T, D]."""
     return torch.randn(batch, length, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
@@ -41,7 +41,7 @@ def called(mixer: Mixer, x: Tensor) -> Tensor:
 
 
 def weighed(y: Tensor, seed: int = 3) -> Tensor:
-    """A loss that every element of ``y`` enters with a random weight of its own."""
+    """Loss of all elements of ``y`` with random weights."""
     y = y.to(torch.promote_types(y.dtype, torch.float32))
     return (y * torch.randn(y.shape, generator=torch.Generator().manual_seed(seed), dtype=y.dtype)).sum()
 
@@ -55,10 +55,10 @@ def picked(state: States, *rows: int) -> States:
 
 
 def outcome(mixer: Mixer, route: Route, *inputs: Tensor) -> dict[str, Tensor]:
-    """Everything that a route must agree on with another: outputs, what the final states answer to the same further tokens,
-    positions, and the gradients of all of it with respect to the inputs and every parameter.
+    """Results on which routes must agree: outputs, outputs of further tokens from the final states, positions, and the gradients of all of
+    them with respect to the inputs and every parameter.
 
-    States are compared by their answers because their layout is the mixer's own affair (a cache may be longer than its use).
+    States are compared by outputs because their layout may differ (a cache may have unused slots).
     """
     inputs = tuple(x.clone().requires_grad_() for x in inputs)
     y, states = route(*inputs)
@@ -89,7 +89,7 @@ def graded(mixer: Mixer, route: Callable[..., Tensor], *inputs: Tensor) -> dict[
 
 
 def assert_same(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], what: str, tolerance: float = 1e-9) -> None:
-    """Each of ``ours`` is near its namesake; the error is taken against the largest element."""
+    """Compare each of ``ours`` with the tensor of the same name, relative to the largest element."""
     for name, wanted in theirs.items():
         got = ours[name]
         assert got.shape == wanted.shape, f"{what}: {name} has shape {list(got.shape)}, not {list(wanted.shape)}"
@@ -101,7 +101,7 @@ def assert_same(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], what: 
 
 
 def assert_bits(got: Tensor, wanted: Tensor, what: str) -> None:
-    """The same shape, dtype and bits."""
+    """Assert equal shape, dtype and bits."""
     assert got.dtype == wanted.dtype and got.shape == wanted.shape, (
         f"{what}: {got.dtype} {list(got.shape)} != {wanted.dtype} {list(wanted.shape)}"
     )

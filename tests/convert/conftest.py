@@ -1,4 +1,4 @@
-"""Fixtures of conversions; nothing is imported for those who only collect tests, who may lack transformers."""
+"""Fixtures of conversions; imports are deferred, since transformers may be missing when tests are only collected."""
 
 import pytest
 

@@ -1,8 +1,8 @@
-"""Converts a tiny model in processes that are killed with SIGKILL, again and again, until one lives to the end.
+"""Converts a tiny model in processes killed by SIGKILL, repeatedly, until one finishes.
 
     python -m tests.convert.lives FOLDER TEACHER TEXT
 
-Everything is imported once and each life is a fork of this process. Prints one line of JSON: how many lives it took.
+Imports happen once, and each process is a fork. Prints the number of processes as one line of JSON.
 """
 
 import json
@@ -22,7 +22,7 @@ OPTIONS = {"mixer": "gated_deltanet", "keep": 1, "tokens1": 256, "tokens2": 256,
 
 
 def live(out: Path, teacher: str, text: str, die_at: int) -> int | None:
-    """One life, which ends at its ``die_at``-th call that orders files; the number of calls if it came to the end."""
+    """Run a process that dies at its ``die_at``-th fsync, rename or replace; returns the number of calls if it finished."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -19,5 +19,5 @@ def softmax_model(layers: int = 3, heads: int = 4, options: dict | None = None, 
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Bytes of what must not depend on how often a conversion was interrupted."""
+    """Bytes of the files that must not depend on interruptions."""
     return {f.name: f.read_bytes() for f in folder.iterdir() if f.suffix == ".safetensors"}

@@ -1,4 +1,4 @@
-"""Converts in one of several processes: ``torchrun --nproc-per-node 2 -m tests.convert.several FOLDER TEACHER TEXT``."""
+"""A conversion in one of several processes: ``torchrun --nproc-per-node 2 -m tests.convert.several FOLDER TEACHER TEXT``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Steps as CUDA graphs give the bits of steps launched kernel by kernel."""
+"""Steps as CUDA graphs have the bits of eager steps."""
 
 import pytest
 import torch

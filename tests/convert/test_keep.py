@@ -1,4 +1,4 @@
-"""Which layers stay softmax: the ranking against every choice made by hand."""
+"""Which layers stay softmax: the ranking against explicit choices."""
 
 import json
 import math

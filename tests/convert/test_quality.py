@@ -1,4 +1,4 @@
-"""A trained softmax model with a quarter of its layers kept: most of the KL is gone after two stages, and the first is worth its tokens."""
+"""A trained softmax model with a quarter of its layers kept: two stages remove most of the KL, and the first stage pays off."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""kill -9 at any moment and going on gives the bits of an uninterrupted conversion."""
+"""A conversion killed at any moment and resumed has the bits of an uninterrupted one."""
 
 import json
 import os

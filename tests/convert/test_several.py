@@ -1,4 +1,4 @@
-"""Two processes with half of every batch each come to the weights of one that takes both halves."""
+"""Two processes with half of every batch each reach the weights of one with both halves."""
 
 import os
 import subprocess
@@ -47,7 +47,7 @@ def test_batches_that_processes_do_not_divide_are_refused(monkeypatch):
 
 
 def test_a_card_that_is_hidden_is_not_asked(monkeypatch):
-    """As with a torch made for CUDA and CUDA_VISIBLE_DEVICES empty."""
+    """As with a CUDA build of torch and empty CUDA_VISIBLE_DEVICES."""
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     for available, device in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr(torch.accelerator, "is_available", lambda available=available: available)

@@ -1,4 +1,4 @@
-"""What the stages minimise, from formulas written the naive way, and what they train."""
+"""Losses of the stages against naive formulas, and trained parameters."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def pair():
 
 @pytest.mark.parametrize("fields", [{}, {"block": "post"}])
 def test_the_teacher_is_recorded_layer_by_layer(fields):
-    """Against the hidden states that transformers' interface gives, and the mixers called by hand."""
+    """Against transformers' hidden states, and direct calls of the mixers."""
     teacher = softmax_model(**fields)
     seen = teacher_pass(teacher, IDS)
     with torch.no_grad():
@@ -161,7 +161,7 @@ def test_calibration_lowers_every_output_error(mixer):
 
 
 def test_without_a_gpu_a_torch_built_for_cuda_trains_on_the_cpu(monkeypatch):
-    """Such a torch names CUDA as its accelerator whether there is one or not."""
+    """Such a torch names CUDA as its accelerator even without a GPU."""
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cuda"))
     for there, wanted in ((False, "cpu"), (True, "cuda")):
         monkeypatch.setattr(torch.accelerator, "is_available", lambda there=there: there)

@@ -39,7 +39,7 @@ def test_a_start_goes_on_with_either_stage_and_is_part_of_the_conversion(first, 
 
 @pytest.mark.parametrize("mixer", ["rwkv7", "kda", "mamba2", "gated_deltanet", "hgrn2"])
 def test_layers_of_a_hybrid_start_from_those_of_a_pure_student(mixer):
-    """RWKV-7 draws its weights by the number of a layer among its kind, which is another one in a hybrid."""
+    """RWKV-7's initial weights depend on the index of a layer among its kind, which differs in a hybrid."""
     teacher = softmax_model(layers=4)
     pure, hybrid = (student_layers(teacher, pattern, mixer_options={}) for pattern in (mixer, f"softmax, {mixer}"))
     start, student = student_of(teacher, pure), student_of(teacher, hybrid)

@@ -1,4 +1,4 @@
-"""The student before any training: what it shares with the teacher, and what its gates do."""
+"""The untrained student: weights shared with the teacher, and its gates."""
 
 import pytest
 import torch
@@ -78,7 +78,7 @@ CONVOLVED = (*UNIT, "mamba2")
 
 @pytest.mark.parametrize("name", [*CONVOLVED, "gla", "lightning", "rwkv7", "retnet", "linear_transformer"])
 def test_keys_and_values_are_the_teachers(name):
-    """The recurrence itself, computed from the teacher's projections in other words."""
+    """Against the recurrence computed from the teacher's projections."""
     teacher = softmax_model()
     student = student_of(teacher, student_layers(teacher, name, mixer_options={}), context=64)
     mixer, attention = student.model.layers[1].mixer, teacher.model.layers[1].mixer
@@ -93,7 +93,7 @@ def test_keys_and_values_are_the_teachers(name):
         k = k / (k.square().sum(-1, keepdim=True) + 1e-6).sqrt()
     if name != "retnet":  # it has values twice as wide
         torch.testing.assert_close(r.v, v)
-    if name not in ("retnet", "rwkv7"):  # the one turns, the other weighs its keys
+    if name not in ("retnet", "rwkv7"):  # one rotates, the other scales its keys
         torch.testing.assert_close(r.k, k)
     if name in ("gla", "gated_deltanet", "kda", "mamba2", "rwkv7"):
         rates = 64.0 ** (-torch.arange(1, 5) / 4)

@@ -1,4 +1,4 @@
-"""Text that comes token by token reads like the whole text."""
+"""Text decoded token by token equals the whole text."""
 
 import pytest
 
@@ -64,7 +64,7 @@ def test_broken_bytes_do_not_hold_up_what_follows(kind, request):
 
 
 def test_ids_with_gaps(tmp_path):
-    """The vocabulary reaches to the last id, whether or not there is a token to each below it."""
+    """The vocabulary includes the last id, despite gaps below it."""
     from tokenizers import Tokenizer, models
 
     path = tmp_path / "tokenizer.json"

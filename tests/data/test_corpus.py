@@ -1,4 +1,4 @@
-"""Text becomes two token files, whole or not at all; what is no text is refused with one line."""
+"""Text becomes two token files, atomically; invalid text gives a one-line error."""
 
 import json
 import math
@@ -156,7 +156,7 @@ def test_nothing_half_written(text, cache, monkeypatch):
 
 
 def test_what_a_quicker_process_has_put_there_stays(text, cache, monkeypatch):
-    """It may be reading it: replaced, the files would be gone for a moment."""
+    """It may be reading them, and replacing would remove the files for a moment."""
     import importlib
 
     module = importlib.import_module("linattn.data.corpus")

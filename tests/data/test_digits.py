@@ -1,11 +1,11 @@
-"""The digits: every image once, always split alike; shifts."""
+"""The digits: every image once, in a fixed split; shifts."""
 
 import pytest
 import torch
 
 from linattn.data.digits import digits, shifted
 
-SAMPLE = [8, 0, 6, 1, 2, 3, 3, 5, 5, 2, 9, 9]  # the first of the test: the split stays what it is
+SAMPLE = [8, 0, 6, 1, 2, 3, 3, 5, 5, 2, 9, 9]  # the first test digits: the split is fixed
 
 
 def test_the_split():

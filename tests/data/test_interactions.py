@@ -1,4 +1,4 @@
-"""Interactions: any CSV is read or its rows are counted, and the made-up log has the chances that its chain says."""
+"""Interactions: CSV files with bad rows, and the synthetic log's probabilities."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def test_a_file_without_rows_is_refused(tmp_path, text, message):
 
 
 def test_the_log_follows_its_chain():
-    """After the same two items the next ones are as frequent as the chain says, within four deviations of a count."""
+    """Frequencies of next items after the same two agree with the chain within four standard deviations."""
     generator = torch.Generator().manual_seed(0)
     chain = Chain.drawn(12, generator)
     for table in (chain.last, chain.before, chain.popular):

@@ -1,4 +1,4 @@
-"""The order of the data is a function of (seed, i), visits everything once per pass, and stays inside the text."""
+"""The order of the data is a function of (seed, i), visits every window once per pass, and stays inside the text."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def test_a_sample_depends_on_seed_and_index_alone():
 
 
 def test_the_order_is_frozen():
-    """A run that was begun with an older version has to go on with the same data."""
+    """Runs begun by older versions must continue with the same data."""
     data = PackedTokens(np.zeros(10_000, np.uint8), 16, seed=3, samples=9)
     assert [data.place(i) for i in (0, 1, 2, 700, 123_456)] == [6265, 5033, 8745, 6129, 9516]
 

@@ -1,4 +1,4 @@
-"""Pairs of sentences: of files whose bad lines are counted, and of the handbook's pages, paragraph by paragraph."""
+"""Pairs of sentences: from files, with bad lines counted, and from the handbook's pages."""
 
 import pytest
 from hypothesis import given

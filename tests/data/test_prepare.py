@@ -1,4 +1,4 @@
-"""Text, JSON lines and Parquet as memory-mapped shards: what is in them, where documents begin, and what is refused."""
+"""Text, JSON lines and Parquet as memory-mapped shards: content, starts of documents, and refusals."""
 
 import json
 import os
@@ -109,7 +109,7 @@ def test_parquet(tmp_path):
 
 
 def test_no_state_and_no_label_crosses_documents(lines, tmp_path):
-    """The loss of packed windows is that of their documents, each on its own."""
+    """The loss of packed windows equals that of separate documents."""
     prepare([lines], tmp_path / "out", validation=0.2)
     data = prepared(tmp_path / "out")
     rows = PackedTokens(data.train, 100, seed=1, samples=3)

@@ -42,13 +42,13 @@ def python(path: Path) -> str:
 
 
 def commands(path: Path) -> list[list[str]]:
-    """The words of each command in the shell blocks, comments left out."""
+    """The words of each command in the shell blocks, without comments."""
     lines = [line for block in blocks(path) if block.language == "sh" for line in block.text.replace("\\\n", "").splitlines()]
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
 def without_words(program: str) -> str:
-    """A program without comments and docstrings: what two languages must share."""
+    """A program without comments and docstrings, which must be equal in both languages."""
     tree = ast.parse(program)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def load(path: Path) -> dict:
-    """The notebook, once its form has been found right (nbformat 4.5, no outputs in it)."""
+    """Load the notebook and check its form (nbformat 4.5, no outputs)."""
     book = json.loads(path.read_text(encoding="utf-8"))
     assert (book["nbformat"], book["nbformat_minor"]) == (4, 5) and set(book) == {"cells", "metadata", "nbformat", "nbformat_minor"}
     assert {"kernelspec", "language_info"} <= set(book["metadata"])

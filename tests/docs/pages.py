@@ -1,4 +1,4 @@
-"""What the built pages hold: their anchors and where their links lead."""
+"""Anchors and links of the built pages."""
 
 from html.parser import HTMLParser
 from pathlib import Path
@@ -25,7 +25,7 @@ class Page(HTMLParser):
 
 
 def broken(folder: Path) -> list[str]:
-    """Links between the pages of ``folder``, and files that they load, that lead nowhere."""
+    """Broken links between the pages of ``folder``, and missing files that they load."""
     pages = {path: Page(path) for path in folder.rglob("*.html")}
     found = []
     for path, page in pages.items():
@@ -41,5 +41,5 @@ def broken(folder: Path) -> list[str]:
 
 
 def foreign(folder: Path) -> list[str]:
-    """What the pages would load from elsewhere."""
+    """External resources of the pages."""
     return [f"{path.name}: {url}" for path in folder.rglob("*.html") for url in Page(path).loaded if urlsplit(url).netloc]

@@ -41,7 +41,7 @@ def test_measures_on_the_page_are_those_of_the_file():
 
 
 def figures(measures, name=""):
-    """The measures by name, those of a group behind the group's name."""
+    """The measures by name, prefixed by their group's name."""
     if not isinstance(measures, dict):
         return {name: f"{measures:,}"}
     found = {}

@@ -1,4 +1,4 @@
-"""The API pages build without a warning, and every link on them leads somewhere."""
+"""The pages build without a warning or a broken link."""
 
 import re
 import subprocess
@@ -72,7 +72,7 @@ def test_every_mixer_has_a_page_and_every_command_a_section(site):
 
 @pytest.mark.slow
 def test_signatures_are_read(site):
-    """Sphinx shows a signature that it cannot read as it is, with tildes before the names of types."""
+    """Sphinx shows unparsable signatures verbatim, with tildes before the names of types."""
     raw = re.compile(r"&lt;factory&gt;|~(?:typing|pathlib|collections|torch|linattn)\b")
     assert [path.name for path in site.glob("*.html") if raw.search(path.read_text(encoding="utf-8"))] == []
 
@@ -85,7 +85,7 @@ TITLES = "[...document.querySelectorAll('.wide td:nth-child(2)')].map((cell) => 
 
 @pytest.mark.slow
 def test_tables_fit_a_phone(site):
-    """A wide one shows each row as a box, with the columns' titles in it."""
+    """Wide tables show each row as a box with the columns' titles."""
     browser.needed()
     from playwright.sync_api import sync_playwright
 
@@ -115,13 +115,13 @@ def test_every_code_block_says_what_it_is(page):
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda path: path.stem)
 def test_nobody_is_sent_to_an_index_for_an_extra(page):
-    """Until linattn is published there; Start and the front page say how to install it."""
+    """linattn is not published yet; Start and the front page say how to install it."""
     found = re.findall(r"pip install ['\"]?linattn\[.*", page.read_text(encoding="utf-8"))
     assert found == []
 
 
 def command_lines(path):
-    """The arguments of ``linattn`` in each command of a page, whatever starts it."""
+    """The arguments of ``linattn`` in each command of a page, with any launcher."""
     for words in markdown.commands(path):
         if "linattn" in words:
             yield words[words.index("linattn") + 1 :]
@@ -129,7 +129,7 @@ def command_lines(path):
 
 @pytest.mark.parametrize("page", [path for path in PAGES if [*command_lines(path)]], ids=lambda path: path.stem)
 def test_the_commands_of_a_page_have_these_options(page):
-    """What they do is tested where they run; with other files than those of the page the options alone can be read."""
+    """Their effect is tested elsewhere; without the page's files only options can be parsed."""
     commands = get_command(app).commands
     for name, *words in command_lines(page):
         commands[name].make_context(name, words)

@@ -1,4 +1,4 @@
-"""Everything the two READMEs show runs, and they and the pages of tables show the same in both languages."""
+"""All code in the two READMEs runs, and READMEs and pages of tables agree in both languages."""
 
 import re
 import subprocess
@@ -36,7 +36,7 @@ def test_the_recipe_takes_twenty_lines():
 
 
 def test_the_commands_run_at_their_smallest(tmp_path, monkeypatch, capsys):
-    """Training and generation run, in this process; what takes minutes is run by its own tests, here its options are read."""
+    """Training and generation run in this process; of longer commands only the options are parsed."""
     tiny = {"train": "--steps 1 --dim 32 --layers 1", "generate": "--max-new-tokens 4", "atlas": "--systems gla", "reproduce": "--seeds 1"}
     long = {"compare", "bench"}
     monkeypatch.chdir(tmp_path)
@@ -95,7 +95,7 @@ CHARACTER = "[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef“”]"
 
 @pytest.mark.parametrize("path", CHINESE_PAGES, ids=lambda path: path.name)
 def test_chinese_text_has_no_spaces_and_no_straight_quotation_marks(path):
-    """A line that ends within Chinese text is a space on the page."""
+    """A line break within Chinese text becomes a space on the page."""
     text = re.sub(r"^(?:```(?s:.*?)^```| {4}.*| *<.*)$", "", path.read_text(encoding="utf-8"), flags=re.M)
     text = re.sub("`[^`\\n]*`", "code", text)
     assert re.findall(f".{{0,9}}{CHARACTER}[ \n](?={CHARACTER})", text) == []

@@ -1,4 +1,4 @@
-"""Evaluation: each figure beside the same computed by hand, or beside a model whose answers are known."""
+"""Evaluation: figures against explicit formulas, or models with known answers."""
 
 import json
 import math
@@ -78,7 +78,7 @@ def answered(text: str) -> str:
 
 
 class Reader:
-    """A model over bytes that reads the prompt and answers right, or always with "x"."""
+    """A model over bytes that answers from the prompt, or always with "x"."""
 
     device = torch.device("cpu")
 

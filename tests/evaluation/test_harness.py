@@ -1,6 +1,6 @@
-"""Tasks of lm-eval: likelihoods and answers beside those of the whole logits, and a task whose data lies on disk.
+"""Tasks of lm-eval: likelihoods and answers against whole logits, and a task with data on disk.
 
-lm-eval is not among the packages of the tests: ``pip install "lm_eval[hf]==0.4.13"`` runs the last ones.
+lm-eval is not installed for the tests: ``pip install "lm_eval[hf]==0.4.13"`` runs the last ones.
 """
 
 import importlib.util
@@ -75,7 +75,7 @@ def test_a_missing_package_is_named_before_anything_is_loaded(monkeypatch, capsy
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory):
-    """A folder with two tasks, whose documents lie beside them, and a saved model."""
+    """A folder with two tasks, their documents, and a saved model."""
     folder = tmp_path_factory.mktemp("tasks")
     documents = [{"text": text, "choices": ["no", "yes indeed"], "right": i % 2} for i, text in enumerate(("one", "two", "three", "four"))]
     (folder / "documents.jsonl").write_text("".join(json.dumps(d) + "\n" for d in documents))
@@ -101,7 +101,7 @@ def test_tasks_on_disk(model, tasks, monkeypatch):
     found = {(row["task"], row["metric"]): row for row in harness.on_harness(model, ByteCodec(), options)}
     right, nats, count = 0, 0.0, 0
     for document in documents:
-        context = list(f"{document['text']}:".encode())  # lm-eval gives the space to the continuation
+        context = list(f"{document['text']}:".encode())  # lm-eval moves the space to the continuation
         each = [by_hand(model, context, list(f" {choice}".encode()))[0] for choice in document["choices"]]
         right += each.index(max(each)) == document["right"]
         nats -= by_hand(model, [0], list(document["text"].encode()))[0]

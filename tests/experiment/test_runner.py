@@ -1,4 +1,4 @@
-"""The runner with a study that takes no time; what a study of `linattn reproduce` makes of it is in tests/reproduce."""
+"""The runner with an instant study; studies of `linattn reproduce` are tested in tests/reproduce."""
 
 import json
 import time
@@ -64,7 +64,7 @@ def test_nothing_is_begun_after_the_end(tmp_path, monkeypatch):
 
     def work(study, missing, end):
         begun.append(end)
-        raise InterruptedError  # a runner that has lost its end would go round for ever
+        raise InterruptedError  # an endless runner would loop forever
 
     monkeypatch.setattr(runner, "work", work)
     assert not runner.run(one, "", progress=False, end=0.0) and one.report == {} and not begun

@@ -1,4 +1,4 @@
-"""The small trainer: its schedules by hand, its steps beside torch's own, and rows that are loaded where a captured step finds them."""
+"""The small trainer: schedules by formula, steps against torch's optimizer, and rows loaded for captured steps."""
 
 import math
 
@@ -38,7 +38,7 @@ def _model():
 
 @pytest.mark.parametrize("schedule", [warmup_then_cosine, warmup_times_cosine])
 def test_steps_are_adamw_s(schedule):
-    """Weight decay for matrices alone, and gradients clipped."""
+    """Weight decay only for matrices, and clipped gradients."""
     model, reference = _model().double(), _model().double()
     x = torch.randn(5, 3, dtype=torch.float64)
     trainer = Trainer(model, lambda x: 30 * F.mse_loss(model(x), x.sum(1, keepdim=True)), Optimization(4, 1e-2, 0.5, schedule, fused=False))

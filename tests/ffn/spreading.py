@@ -1,8 +1,8 @@
-"""One of two processes that have half of the experts each; both compare with a whole model that sees the batch of both.
+"""One of two processes with half of the experts each; both compare with a whole model on both batches.
 
     python -m tests.ffn.spreading RANK RENDEZVOUS_FILE ANSWER_FILE
 
-Run by test_spread.py. Process 0 writes what it found, {"NAME": largest error or message}, as JSON.
+Run by test_spread.py. Process 0 writes the results, {"NAME": largest error or message}, as JSON.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def stack(name: str, options: dict) -> LanguageModel:
 
 
 def step(model: nn.Module, x: Tensor) -> Tensor:
-    """A step of gradient descent on a loss with the experts' own in it; the loss."""
+    """A step of gradient descent on a loss with the auxiliary losses; returns the loss."""
     with ffn.reports() as told:
         y = model(x)
     loss = y.square().mean() + ffn.added_loss(told)
@@ -79,7 +79,7 @@ def error(name: str, options: dict, rank: int) -> float:
 
 
 def unequal(rank: int) -> float:
-    """Rows of other lengths on each process: what comes back is what a whole layer gives."""
+    """Rows of different lengths on each process: outputs equal a whole layer's."""
     torch.manual_seed(0)
     whole = ffn.create("switch", 16, 24, capacity=0.7).double()
     mine = ffn.spread(copy.deepcopy(whole))
@@ -88,7 +88,7 @@ def unequal(rank: int) -> float:
 
 
 def evaluated(rank: int) -> float:
-    """Out of training, where every token finds room."""
+    """In evaluation, without a capacity."""
     whole = stack("st_moe", {}).eval()
     mine = ffn.spread(copy.deepcopy(whole))
     x = torch.randint(11, (1 + rank, 5), generator=torch.Generator().manual_seed(rank))
@@ -97,7 +97,7 @@ def evaluated(rank: int) -> float:
 
 
 def refused() -> str:
-    """What is said of a number of experts that two processes cannot share, of a spread model, and of one without mixtures."""
+    """Errors for a number of experts that two processes cannot share, for a spread model, and for one without mixtures."""
     said = []
     for model in (ffn.create("switch", 16, count=3), ffn.spread(ffn.create("switch", 16)), ffn.create("swiglu", 16)):
         try:

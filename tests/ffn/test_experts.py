@@ -1,4 +1,4 @@
-"""A mixture of experts against every expert run on every token, and what it refuses."""
+"""A mixture of experts against every expert on every token, and refusals."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Mixtures of experts in a stack: their losses in training, what they tell, decoding, compiling, checkpointing, precision."""
+"""Mixtures of experts in a stack: losses in training, reports, decoding, compilation, checkpointing, precision."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def test_checkpointing_changes_nothing(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_decoding(name):
-    """Out of training no token hangs on the others' experts: steps give what one pass gives."""
+    """In evaluation tokens are independent of others' experts: steps equal one pass."""
     torch.manual_seed(0)
     model, x = LanguageModel(LMConfig(**SIZES, ffn=name)).double().eval(), ids(2, 9)
     with ffn.reports() as told:
@@ -64,7 +64,7 @@ def test_decoding(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_capacity_for_all_is_no_capacity(name):
-    """As many slots as tokens give what tokens brought to their experts one by one do; and so do gradients."""
+    """As many slots as tokens equal dispatch token by token, with gradients."""
     torch.manual_seed(0)
     m, x, runs = ffn.create(name, 16, 24, count=5).double(), torch.randn(2, 7, 16, dtype=torch.float64, requires_grad=True), []
     for m.capacity in (5.0, None):
@@ -87,7 +87,7 @@ def test_a_compiled_layer_tells_too():
     m, x = ffn.create("switch", 16, 24), torch.randn(2, 9, 16)
     torch.compiler.reset()
     compiled = torch.compile(m, fullgraph=True, backend="eager")
-    compiled(x)  # once without anybody who listens
+    compiled(x)  # once without a listener
     with ffn.reports() as told, ffn.reports() as inner:
         compiled(x)
     with ffn.reports() as wanted:
@@ -98,7 +98,7 @@ def test_a_compiled_layer_tells_too():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_router_is_wide(name):
-    """Scores that bfloat16 could not tell apart are told apart, under autocast and in a model of bfloat16."""
+    """Scores that are equal in bfloat16 are distinguished, under autocast and in a bfloat16 model."""
     m = ffn.create(name, 2, 4, count=4)
     with torch.no_grad():
         m.router.weight.copy_(torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 2.0**-9], [0.0, 0.0]]))
@@ -111,7 +111,7 @@ def test_the_router_is_wide(name):
 
 
 def test_slots():
-    """First choices first, then by token; what is not wanted takes no room."""
+    """First choices first, then by token; unwanted choices take no slots."""
     chosen = torch.tensor([[[0, 1], [0, 1], [1, 0]]])
     wanted = torch.tensor([[[True, True], [True, False], [True, True]]])
     assert slots(chosen, wanted, 2, 2).tolist() == [[[0, 3], [1, 4], [2, 4]]]

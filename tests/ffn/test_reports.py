@@ -1,4 +1,4 @@
-"""Reports of feed-forwards reach whoever collects, and nobody else."""
+"""Reports of feed-forwards reach only active collectors."""
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -8,7 +8,7 @@ from linattn.ffn import report, reports
 
 def test_reports():
     loss, count = torch.tensor(1.0), torch.tensor(3)
-    report({"balance": loss}, {"dropped": count})  # nobody listens
+    report({"balance": loss}, {"dropped": count})  # without a collector
     with reports() as outer:
         report({"balance": loss}, {"dropped": count})
         with reports() as inner:
@@ -19,7 +19,7 @@ def test_reports():
 
 
 def test_checkpointing_reports_once():
-    """The second run of a layer is on the way back, when nobody collects any more."""
+    """Recomputation in the backward pass is not reported."""
     x = torch.ones(2, requires_grad=True)
 
     def layer(x):

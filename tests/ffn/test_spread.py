@@ -1,4 +1,4 @@
-"""Experts spread over two gloo processes equal one process: values, losses, gradients by what a step makes of the weights."""
+"""Experts spread over two gloo processes equal one process: values, losses, and gradients through updated weights."""
 
 from __future__ import annotations
 

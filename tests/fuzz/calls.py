@@ -1,4 +1,4 @@
-"""Random calls of everything public: a good call with up to two arguments exchanged for what nobody should pass."""
+"""Random calls of all public functions: valid calls with up to two arguments replaced by invalid ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TARGETS: dict[str, Callable[[Draw], tuple[Callable[..., Any], dict[str, Any]]]] 
 
 @st.composite
 def calls(draw: Draw, names: tuple[str, ...] = tuple(TARGETS)) -> tuple[str, Callable[..., Any], dict[str, Any]]:
-    """The target's name, what is called, and its arguments by name."""
+    """The target's name, the callable, and its arguments by name."""
     name = draw(st.sampled_from(names))
     call, given = TARGETS[name](draw)
     arguments = dict(given)

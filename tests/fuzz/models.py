@@ -1,4 +1,4 @@
-"""Good calls of mixers, models, states, generation, training and files, of which :mod:`tests.fuzz.calls` makes wrong ones."""
+"""Valid calls of mixers, models, states, generation, training and files, from which :mod:`tests.fuzz.calls` makes wrong ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DIM = 32
 
 
 def create(draw: Draw) -> Call:
-    """Any mixer with any of its options; the default of an option is what is changed."""
+    """Any mixer with any of its options, mutated from their defaults."""
     name = draw(st.sampled_from(mixers.available()))
     return mixers.create, {"name": name, "dim": DIM} | _options(draw, name)
 
@@ -133,7 +133,7 @@ def _some(draw: Draw, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def config(draw: Draw) -> Call:
-    """A config and, where its sizes are small, the model of it without memory."""
+    """A config and, for small sizes, its model on the meta device."""
     kind = draw(st.sampled_from([models.LMConfig, linattn.LMConfig]))
 
     def made(**fields: Any) -> None:
@@ -233,7 +233,7 @@ def state(draw: Draw) -> Call:
 
 @cache
 def _folder() -> Path:
-    """Good files of each kind, for reading, and room to write."""
+    """Valid files of each kind to read, and paths to write."""
     folder = Path(tempfile.mkdtemp(prefix="linattn-fuzz-"))
     import atexit
 

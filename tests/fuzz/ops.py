@@ -1,4 +1,4 @@
-"""Good calls of the ops, of which :mod:`tests.fuzz.calls` makes wrong ones."""
+"""Valid calls of the ops, from which :mod:`tests.fuzz.calls` makes wrong ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call may end in: a result, or one line of ours that names an argument."""
+"""Allowed outcomes of a call: a result, or a one-line error that names an argument."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ KINDS = (ValueError, TypeError, IndexError, OSError, NotImplementedError)
 
 
 def complaint(call: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[str, str | None]:
-    """How ``call(**arguments)`` ended ("result" or "refused"), and what is wrong with that, None: nothing."""
+    """Outcome of ``call(**arguments)``, "result" or "refused", and its defect; None if there is none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             call(**arguments)
-    except AssertionError:  # what check_forms reports
+    except AssertionError:  # report of check_forms
         return "result", None
     except Exception as error:
         return "refused", wrong(error, arguments)
@@ -32,7 +32,7 @@ def complaint(call: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[s
 
 
 def wrong(error: Exception, arguments: Mapping[str, Any]) -> str | None:
-    """Why ``error`` is none that a caller should get, or None."""
+    """Reason why callers should not get ``error``, or None."""
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1]
     place = next((f for f in reversed(frames) if f.filename.startswith(OURS)), last)
@@ -41,7 +41,7 @@ def wrong(error: Exception, arguments: Mapping[str, Any]) -> str | None:
         return f"no error of ours: {told}"
     raised = _statement(last)
     if isinstance(error, OSError) and error.filename is not None:
-        return None  # the system's own, which names the file
+        return None  # the system's error, which names the file
     if not last.filename.startswith(OURS) or not raised.startswith("raise "):
         return f"not raised by us: {told}"
     if "\n" in str(error):
@@ -56,7 +56,7 @@ def _statement(frame: traceback.FrameSummary) -> str:
 
 
 def _named(message: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether ``message`` names one of ``arguments``, or an option within one, or an option with its "must be", or quotes what came."""
+    """True if ``message`` names one of ``arguments`` or an option, or quotes a value."""
     if re.match(r"(layer \d+'s )?[\w\[\]'.]+( \(\w+\))? (must|may) ", message):
         return True
     if any(re.search(rf"(?<![a-z_]){re.escape(name)}(?![a-z])", message) for name in _names(arguments)):

@@ -1,4 +1,4 @@
-"""Whatever is passed to whatever is public, a call ends in a result or in one line of ours that names the argument.
+"""Any call of a public function ends in a result or in a one-line error that names the argument.
 
 ``python -m benchmarks.fuzz_calls`` makes many more of these calls.
 """
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch's, of the prototypes 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
 def test_calls(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # some write to whatever name came
+    monkeypatch.chdir(tmp_path)  # some write to any given name
 
     @settings(max_examples=25, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(calls((name,)))
@@ -35,7 +35,7 @@ def test_calls(name, tmp_path, monkeypatch):
 
 
 def test_the_judge():
-    """What the calls are held to can say no."""
+    """The criterion detects bad outcomes."""
 
     def deep(x):
         return x + torch.ones(3)

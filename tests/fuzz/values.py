@@ -1,4 +1,4 @@
-"""Values that nobody should pass: other types, shapes, dtypes and devices, NaN, infinities, nothing, too much, less than nothing."""
+"""Invalid values: other types, shapes, dtypes and devices, NaN, infinities, empty, too large, negative."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ WORDS: tuple[Any, ...] = (
 
 
 def tensor(draw: Draw, *shape: int, dtype: torch.dtype = torch.float32, low: float = -1.0, high: float = 1.0) -> Tensor:
-    """A good tensor of numbers from ``low`` to ``high``."""
+    """A valid tensor of numbers from ``low`` to ``high``."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 7)))
     return (torch.rand(shape, generator=generator) * (high - low) + low).to(dtype)
 
 
 def integers(draw: Draw, low: int, high: int, *shape: int) -> Tensor:
-    """A good tensor of integers from ``low`` to ``high`` - 1."""
+    """A valid tensor of integers from ``low`` to ``high`` - 1."""
     return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 7))))
 
 
 def mutated(draw: Draw, value: Any) -> Any:
-    """Something like ``value`` that may be wrong, or something else altogether."""
+    """A variation of ``value`` that may be invalid, or an unrelated value."""
     if draw(st.integers(0, 5)) == 0:
         return draw(st.sampled_from(JUNK))
     if isinstance(value, Tensor):
@@ -149,7 +149,7 @@ def _values(draw: Draw, t: Tensor) -> Tensor:
         if t.numel():
             t.view(-1)[draw(st.integers(0, t.numel() - 1))] = torch.tensor(whole).to(t.dtype)
         return t
-    if t.dtype == torch.float8_e4m3fn:  # which cannot hold most of them
+    if t.dtype == torch.float8_e4m3fn:  # cannot represent most of them
         return t
     if draw(st.booleans()) or not t.numel():
         return torch.tensor(number, dtype=torch.float64).to(t.dtype).expand(t.shape).clone()

@@ -1,6 +1,6 @@
-"""What a captured step launches on a Hopper, compiled without one: ``python -m tests.generate.compiling``.
+"""Compilation, without a GPU, of a captured step's launches on a Hopper: ``python -m tests.generate.compiling``.
 
-Prints a JSON list of the kernels: name, how often it lets the next launch start and waits for the last one, and the loads and
+Prints a JSON list of the kernels: name, number of triggers of the next launch and of waits for the last one, and of loads and
 prefetches before that.
 """
 
@@ -19,7 +19,7 @@ from tests.ops.triton.compiling import Driver
 
 
 class OnGpu(torch.Tensor):
-    """Says that it is on a GPU."""
+    """Tensor that reports a GPU as device."""
 
     is_cuda = True  # type: ignore[assignment]
 
@@ -59,7 +59,7 @@ def kernels() -> list[dict]:
         linears.linears(x, [half(256, 256)], [None], Norm(half(64), 1e-5, 64, x), x, False, (), counters)
     x = half(1, 1, 384).as_subclass(OnGpu)
     convolution_step.step_(x, half(1, 3, 384), half(384, 1, 4), None, True, 128, 256, 1e-6, True)
-    convolution_step.step_(x, half(1, 3, 384), half(384, 1, 4), None, True, 0, 0, 0.0, False)  # something before may write to the state
+    convolution_step.step_(x, half(1, 3, 384), half(384, 1, 4), None, True, 0, 0, 0.0, False)  # an earlier launch may write to the state
     q, v, state = half(1, 1, 2, 64), half(1, 1, 4, 64), torch.zeros(1, 4, 64, 64)
     decay = torch.zeros(1, 1, 4)
     inputs, _ = checks.call(Given(q, q, v, decay=decay, beta=decay, initial_state=state, return_state=True))

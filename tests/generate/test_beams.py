@@ -1,4 +1,4 @@
-"""Beam search: all continuations tried one by one, transformers' own search, and what its arguments must be."""
+"""Beam search against exhaustive search and transformers' search; arguments."""
 
 from itertools import product
 

@@ -34,13 +34,13 @@ def model(device: str = "cpu", **options) -> LanguageModel:
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
-    """However few tokens there are."""
+    """Capture steps for any number of tokens."""
     monkeypatch.setattr(captured, "FROM", {"cuda": 1, "cpu": 1})
 
 
 @pytest.fixture
 def tight(monkeypatch):
-    """Small cache capacities, so that larger steps are needed soon; returns the capacities."""
+    """Small cache capacities, so that larger steps are needed soon; returns the used ones."""
     monkeypatch.setattr(capacity, "LEAST", {"cuda": 8, "cpu": 8})
     monkeypatch.setattr(capacity, "AHEAD", 4)
     sizes, preallocated = [], capacity.preallocated
@@ -102,7 +102,7 @@ def test_tokens_and_states_are_the_same_while_capacity_grows(name, rows, device,
 @pytest.mark.parametrize("name", ["groups", "latent"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_dtypes(dtype, name, device):
-    """In half precision it is as near to the same weights in float64 as the uncaptured model is."""
+    """In half precision its error against float64 is that of the uncaptured model."""
     lm = model(device, **HYBRIDS[name]).to(dtype)
     exact = model(device, **HYBRIDS[name]).to(dtype).double()
     ids, token = torch.randint(40, (4, 30), device=device), torch.randint(40, (4,), device=device)
@@ -124,7 +124,7 @@ def test_other_dtypes(dtype, name, device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_rows_of_different_lengths(device, never, tight):
-    """Filler of shorter prompts stays unseen, and slots that are free are."""
+    """Padding of shorter prompts and free slots are masked."""
     lm = model(device, **HYBRIDS["hybrid"])
     ids, mask = torch.randint(40, (3, 9), device=device), torch.ones(3, 9, dtype=torch.bool, device=device)
     mask[0, :4] = mask[1, 6:] = False
@@ -172,7 +172,7 @@ def test_a_state_on_the_way(seen, device, never, tight, tmp_path):
         return first, state, state.clone(), [t.tolist() for t in tokens]
 
     first, state, copy, rest = run()
-    alike(state, copy, 0)  # whatever came after it
+    alike(state, copy, 0)  # after any later tokens
     state.save(tmp_path / "state", model=lm)
     again = State.load(tmp_path / "state", model=lm)
     alike(again, state, 0)
@@ -203,7 +203,7 @@ def test_two_at_once_have_caches_of_their_own_and_a_step_is_left_to_another(neve
 
 
 class Made(TorchDispatchMode):
-    """The sizes in bytes of all memory that operations make."""
+    """Records the sizes in bytes of all allocated results."""
 
     def __init__(self, *known):
         super().__init__()
@@ -219,7 +219,7 @@ class Made(TorchDispatchMode):
 
 @pytest.fixture(params=["as on a CPU", "as on a GPU"])
 def looks(request, monkeypatch):
-    """How the cache is looked at."""
+    """Count reads of the cache."""
     if request.param == "as on a GPU":
         monkeypatch.setattr(one_query, "PIECE", 64)
         monkeypatch.setattr(one_query, "operator", lambda q, k, v, seen, taken: in_pieces(q, k, v, seen, one_query.PIECE))
@@ -245,7 +245,7 @@ def test_no_cache_is_copied(name, rows):
 
 @pytest.mark.parametrize("name", ["hybrid", "groups", "latent"])
 def test_fused_as_for_a_gpu(name, monkeypatch):
-    """The graph that a GPU runs: it writes states where they are, and every other layer's states are its own."""
+    """The graph for a GPU updates states in place, separately for each layer."""
     monkeypatch.setattr(one_query, "operator", lambda q, k, v, seen, taken: in_pieces(q, k, v, seen, 64))
     lm = model(**HYBRIDS[name])
     state, token = read(lm, 2, 100), torch.tensor([3, 5])

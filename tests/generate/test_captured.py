@@ -1,4 +1,4 @@
-"""The captured step against the model as it is written: tokens and states, for every mixer whose state does not grow."""
+"""The captured step against the uncaptured model: tokens and states, for every mixer with a constant-size state."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def model(mixer: str = "gla", device: str = "cpu", **options) -> LanguageModel:
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
-    """However few tokens there are."""
+    """Capture steps for any number of tokens."""
     monkeypatch.setattr(captured, "FROM", {"cuda": 1, "cpu": 1})
 
 
@@ -38,7 +38,7 @@ def greedy(logits):
 
 
 def steps(lm, rows: int, count: int, device: str = "cpu"):
-    """A captured step beside the model as it is written, on the same tokens: logits' errors and both states."""
+    """Compare a captured step with the uncaptured model on the same tokens: errors of logits, and both states."""
     with torch.inference_mode():
         _, state = prefill(lm.model, torch.randint(40, (rows, 7), device=device))
         token = torch.randint(40, (rows,), device=device)
@@ -65,7 +65,7 @@ def steps(lm, rows: int, count: int, device: str = "cpu"):
 @pytest.mark.parametrize("mixer", swept(RECURRENT))
 def test_every_recurrent_mixer(mixer, device):
     off, ours, theirs = steps(model(mixer, device, layers=1), 2, 3, device)
-    limit = 2e-5 if device == "cpu" else 1e-4  # where what reads the prompt multiplies in parts of tf32
+    limit = 2e-5 if device == "cpu" else 1e-4  # tolerance for prefill kernels with split tf32 products
     assert off <= limit
     mine, wanted = ours.layers[0], theirs.layers[0]
     assert list(mine) == list(wanted)
@@ -80,13 +80,13 @@ def test_every_recurrent_mixer(mixer, device):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("mixer", ["gla", "gated_deltanet", "mamba2"])
 def test_other_dtypes(mixer, dtype):
-    """In half precision both round, each between its own kernels: the captured step is no further from the same weights in float64."""
+    """In half precision both round between different kernels: the captured step's error against float64 is not larger."""
     lm = model(mixer).to(dtype)
     off, ours, theirs = steps(lm, 2, 3)
     if dtype == torch.float64:
         assert off <= 1e-12 and all(error(a["S"], b["S"]) <= 1e-12 for a, b in zip(ours.layers, theirs.layers, strict=True))
         return
-    limit = {torch.bfloat16: 0.05, torch.float16: 0.01}[dtype]  # what rounding between its kernels makes of a state
+    limit = {torch.bfloat16: 0.05, torch.float16: 0.01}[dtype]  # error of a state from rounding between kernels
     assert all(error(a["S"].double(), b["S"].double()) <= limit for a, b in zip(ours.layers, theirs.layers, strict=True))
     exact = model(mixer).to(dtype).double()
     with torch.inference_mode():
@@ -156,7 +156,7 @@ def test_stops_and_states_on_the_way(device, never):
     def run():
         tokens = stream(lm, ids, max_new_tokens=16, temperature=0, stop=[stop, 99])
         first = [next(tokens).tolist() for _ in range(5)]
-        position = tokens.state.position.tolist()  # looked at on the way, it changes nothing
+        position = tokens.state.position.tolist()  # reading it does not change it
         return first + [t.tolist() for t in tokens], position, tokens.state.position.tolist(), tokens
 
     *got, tokens = run()
@@ -170,7 +170,7 @@ def test_stops_and_states_on_the_way(device, never):
 @pytest.mark.parametrize("mixer", ["gated_deltanet", "gla, softmax"])
 @pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 0.7, "top_k": 9}])
 def test_interleaved_streams_have_a_step_each(mixer, how, device, never, monkeypatch):
-    """The graph is traced once for both; a third stream that begins when one has ended takes over its step."""
+    """The graph is traced once for both; a third stream takes over the step of one that has ended."""
     traced, make = [], captured.make_step_graph
     monkeypatch.setattr(captured, "make_step_graph", lambda *args: traced.append(args) or make(*args))
     lm, prompts = model(mixer, device), torch.randint(40, (3, 6)).tolist()
@@ -191,7 +191,7 @@ def test_interleaved_streams_have_a_step_each(mixer, how, device, never, monkeyp
 
 
 def test_a_step_taken_by_another_thread_is_replaced(never):
-    """Two threads can be given one step: the first one that used it captures again."""
+    """Two threads can be given one step: its first user captures again."""
     lm, prompt = model("gated_deltanet"), torch.randint(40, (6,)).tolist()
     tokens = stream(lm, prompt, max_new_tokens=12, temperature=0)
     got = [next(tokens) for _ in range(4)]
@@ -230,7 +230,7 @@ def test_a_step_is_made_once_and_again_for_other_weights(monkeypatch):
 
 @pytest.mark.parametrize("mixer", ["gated_deltanet", "rwkv4", "kda", "rwkv6"])
 def test_what_was_computed_from_weights_is_so_again(mixer):
-    """No version counts what is written to ``data``."""
+    """Writes to ``data`` change no version."""
     lm, ids = model(mixer), torch.randint(40, (5,))
 
     def written():
@@ -251,7 +251,7 @@ def test_what_was_computed_from_weights_is_so_again(mixer):
 
 
 class Adapted(nn.Linear):
-    """As PEFT has it: how strongly an adapter works is no weight."""
+    """As in PEFT, an adapter's scale is not a weight."""
 
     disable_adapters, active_adapters, merged_adapters = False, ("default",), ()
     scaling = 1.0
@@ -285,7 +285,7 @@ def test_a_step_is_not_made_for_other_settings(change):
 
 
 class Accumulating(nn.Linear):
-    """Writes to what it has made, as PEFT's OFT does, and through a view of it."""
+    """Writes in place to its own results, as PEFT's OFT does, and through a view."""
 
     def forward(self, x):
         turn, total = torch.eye(self.in_features), torch.zeros(2, self.out_features)
@@ -296,7 +296,7 @@ class Accumulating(nn.Linear):
 
 
 def test_what_is_written_to_begins_anew_in_every_step(never):
-    """A graph of values has it once, so such a model decodes as it is written."""
+    """A graph would create it only once, so such a model decodes uncaptured."""
     lm, ids = model("gla"), torch.randint(40, (6,))
     lm.model.layers[0].mixer.q_proj.__class__ = Accumulating
     tokens = stream(lm, ids, max_new_tokens=12, temperature=0)
@@ -307,7 +307,7 @@ def test_what_is_written_to_begins_anew_in_every_step(never):
 
 
 class Sync(nn.Module):
-    """Looks at a number, which no traced graph can."""
+    """Reads a value, which cannot be traced."""
 
     def forward(self, x):
         return x * 2 if bool(x.sum() > 0) else x

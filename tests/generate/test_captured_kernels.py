@@ -1,4 +1,4 @@
-"""What runs in a captured step on a CPU: kernels, and no thread for little."""
+"""Kernels in a captured step on a CPU, without extra threads for small work."""
 
 import sys
 
@@ -14,7 +14,7 @@ from linattn.ops.cpu import library as cpu
 
 @pytest.mark.skipif(cpu.reason() is not None, reason="there are no CPU kernels here")
 def test_convolutions_and_norms_are_bound_to_their_kernels(monkeypatch):
-    """Also a norm in float32 whose weight is in bfloat16; the weight may change later."""
+    """Also a float32 norm with a bfloat16 weight, which may change later."""
     torch.manual_seed(0)
     again, called = program._again, []
     monkeypatch.setattr(program, "_again", lambda target, *others: called.append(str(target)) or again(target, *others))
@@ -32,7 +32,7 @@ def test_convolutions_and_norms_are_bound_to_their_kernels(monkeypatch):
 
 @pytest.mark.parametrize("mixer", ["gla", "gated_deltanet", "mamba2", "rwkv7"])
 def test_a_step_calls_kernels_alone(mixer):
-    """Operations of torch between them take longer to start than to run, and a second thread falls asleep beside them."""
+    """Launch overhead of torch operations between kernels exceeds their time, and lets a second thread fall asleep."""
     if cpu.reason():
         pytest.skip(cpu.reason())
     lm = LanguageModel(LMConfig(vocab_size=40, dim=32, layers=2, mixer=mixer)).bfloat16().eval()
@@ -63,7 +63,7 @@ with torch.inference_mode():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
 def test_a_small_step_wakes_no_thread(programs):
-    """Beside a busy process each time would cost a turn of the scheduler: 50 times as long as the step."""
+    """Beside a busy process each wake-up would wait for the scheduler, 50 times as long as the step."""
     if cpu.reason():
         pytest.skip(cpu.reason())
     done = programs.python("-c", THREADS, "gla", "slstm")

@@ -1,4 +1,4 @@
-"""The kernels of a captured step compile for a Hopper, and overlap there: on a machine without one."""
+"""The kernels of a captured step compile for a Hopper and overlap their launches, checked without one."""
 
 import json
 import subprocess

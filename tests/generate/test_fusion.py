@@ -24,7 +24,7 @@ FIRST = first(RECURRENT)
 
 
 def _case(mixer, rows, layers):
-    """Two rows take other products, and a second layer follows the sums of the first. Quick for one mixer of each folder."""
+    """With two rows, whose products differ, and a second layer after the residuals of the first. Quick for one mixer of each folder."""
     return pytest.param(mixer, rows, layers, marks=() if mixer in FIRST else pytest.mark.slow)
 
 
@@ -32,7 +32,7 @@ UNARY = (F.logsigmoid, F.softplus, torch.sigmoid, torch.tanh, torch.neg, F.silu,
 
 
 class Graph(nn.Module):
-    """Some ten operations, each of values before it: maps, pairs of them with a gate, norms, sums, and what finishes a product."""
+    """About ten random operations on earlier values: linear maps, gated pairs, norms, sums, and elementwise operations after products."""
 
     def __init__(self, seed: int, dtype: torch.dtype):
         super().__init__()
@@ -133,7 +133,7 @@ def test_random_graphs(seed, as_for_a_gpu, monkeypatch):
 
 @pytest.mark.parametrize(("mixer", "rows", "layers"), [_case(mixer, *size) for mixer in RECURRENT for size in ((1, 1), (2, 1), (1, 2))])
 def test_fused_as_for_a_gpu(mixer, rows, layers, monkeypatch):
-    """There more is put into one operation than on a CPU; what an operation does is the same."""
+    """More is fused than on a CPU, with equal results."""
     torch.manual_seed(0)
     lm = LanguageModel(LMConfig(vocab_size=40, dim=32, layers=layers, mixer=mixer)).eval()
     with torch.no_grad():
@@ -169,7 +169,7 @@ class Own(nn.Module):
 
 
 def _agrees(module, inputs, as_for_a_gpu, monkeypatch):
-    """Traced, and bound to memory where that is done, as the module itself, twice: nothing is left from the first time."""
+    """Compare the traced, and on a CPU bound, graph with the module, twice, to detect leftovers of the first run."""
     if as_for_a_gpu:
         monkeypatch.setattr(fusion, "on_gpu", lambda t: True)
     with torch.no_grad():
@@ -233,13 +233,13 @@ def test_which_heads_of_a_convolution_are_normed(pieces, as_for_a_gpu, monkeypat
     lambda m, x: (y := (h := x * 2)[..., :4], z := F.linear(y, m.a[:, :4]), h.add_(1), [z, F.linear(y, m.a[:, 4:])])[-1],
 ])  # fmt: skip
 def test_what_writes_into_a_tensor_is_no_graph_of_values(function):
-    """The zeros would be there once for all steps, and the second map would read what the sum finds."""
+    """The zeros would be shared by all steps, and the second map would read the accumulated sum."""
     with pytest.raises(NotImplementedError, match=r"aten.add_.Tensor writes into a tensor"):
         step_graph.make_step_graph(Own(function, a=W[8]), [torch.ones(1, 1, 8)])
 
 
 def test_pieces_of_a_concatenation_are_what_was_joined():
-    """A split where it was joined disappears, and only such a split."""
+    """Only a split at the borders of a concatenation disappears."""
     a, b = torch.randn(1, 1, 8), torch.randn(1, 1, 4)
 
     def counted(sizes, a=a):

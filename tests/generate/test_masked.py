@@ -1,4 +1,4 @@
-"""Masked tokens are filled in by the schedule, the surest first, and what was given stays."""
+"""Masked tokens are filled in by the schedule, highest confidence first, and given ones are kept."""
 
 import math
 
@@ -19,7 +19,7 @@ def test_schedule():
 
 
 class Sure:
-    """Says of place t the token t % 7, the surer the later the place; remembers what it was shown."""
+    """Predicts the token t % 7 at place t, with confidence rising in t; records its inputs."""
 
     def __init__(self):
         self.seen = []
@@ -42,7 +42,7 @@ def test_the_surest_come_first():
 
 
 def test_chance():
-    """The same generator gives the same tokens; one step draws every token from what the model says of it."""
+    """Equal generators give equal tokens; a single step draws every token from the model's distribution."""
     p = torch.tensor([0.5, 0.3, 0.2])
     model = lambda ids: p.log().expand(*ids.shape, 3)  # noqa: E731
     ids, masked = torch.zeros(1, 4000, dtype=torch.int64), torch.ones(1, 4000, dtype=torch.bool)

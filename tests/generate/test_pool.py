@@ -1,4 +1,4 @@
-"""The pool of states against single generation: whatever joins, leaves, forks or is cancelled beside a sequence, its tokens stay."""
+"""The pool of states against single generation: sequences that join, leave, fork or are cancelled do not affect others."""
 
 import random
 
@@ -33,8 +33,8 @@ def prompts(count: int, longest: int = 14, seed: int = 0) -> list[list[int]]:
 
 @pytest.fixture(params=["at once", "ahead", "in batches"])
 def ahead(request, monkeypatch):
-    """Tokens taken in at once, as on a CPU, or a step later, as on a GPU, where prompts are also read in batches, part by part, and
-    states are written only every few steps.
+    """Process tokens at once, as on a CPU, or a step later, as on a GPU, where prompts are also read in batches, part by part, and
+    writes of states are deferred.
     """
     made = Pool.__init__
 
@@ -59,7 +59,7 @@ def drain(pool) -> list:
 
 @pytest.mark.parametrize("mixer", [*HYBRIDS, *swept(RECURRENT)])
 def test_greedy_tokens_equal_single_generation(mixer, monkeypatch):
-    """With arrivals at random, prompts in pieces, hits of the prefix cache and cancellation; one step is captured, for both rows."""
+    """With random arrivals, prompts in pieces, prefix cache hits and cancellation; one step is captured, for both rows."""
     monkeypatch.setattr(rows, "bucket", lambda count, slots: slots)
     lm, draw = model(mixer), random.Random(1)
     pool = Pool(lm, slots=2, prefix_bytes=1 << 22, block=4)
@@ -124,7 +124,7 @@ def test_prefixes_stay_within_their_bytes_and_the_oldest_go_first():
 def test_a_block_is_known_by_all_that_stands_before_it():
     lm, block = model(), [5, 6, 7, 8]
     pool = Pool(lm, slots=1, prefix_bytes=1 << 22, block=4)
-    for ids in ([1, 2, 3, 4, *block, 9], [4, 3, 2, 1, *block], [1, 2, 3, 4, *block], block):  # the third one's last block is read anew
+    for ids in ([1, 2, 3, 4, *block, 9], [4, 3, 2, 1, *block], [1, 2, 3, 4, *block], block):  # the third one's last block is read again
         request = pool.submit(ids, max_new_tokens=3)
         drain(pool)
         assert request.tokens == alone(lm, ids, 3)
@@ -191,7 +191,7 @@ def test_a_poisoned_slot_shows_in_no_other_row(options, seen, ahead):
 
 
 def test_slots_of_softmax_are_moved_together_where_they_run_out(ahead):
-    """Longer texts than the free slots, one that joins with more tokens than the others have slots, and states read meanwhile."""
+    """Texts longer than the free slots, one that joins with more tokens than used slots, and states read meanwhile."""
     lm = model("softmax, gla")
     pool = Pool(lm, slots=3, block=8, context=40)
     given = [[1], list(range(20)), [4, 5], list(range(30)), [6]]
@@ -211,7 +211,7 @@ def test_slots_of_softmax_are_moved_together_where_they_run_out(ahead):
 
 
 def test_slots_of_softmax_suffice_for_any_number_of_requests(ahead):
-    """With always one sequence or two that decode: the slots in use never come back to none."""
+    """With always one or two decoding sequences: the slots are never all free."""
     lm = model("softmax, gla")
     pool = Pool(lm, slots=2, block=8, context=12)
     requests = [pool.submit([n], max_new_tokens=4 if n == 0 else 8) for n in range(30)]  # they take turns
@@ -278,7 +278,7 @@ def test_cancelling_frees_the_slot_at_once_at_every_stage(ahead):
 
 
 def test_reading_does_not_hold_up_decoding():
-    """Between two tokens of a sequence no more than a block of other prompts is read."""
+    """At most a block of other prompts is read between two tokens of a sequence."""
     lm = model()
     pool, reads = Pool(lm, slots=4, block=8), []
     read = pool._reader._prefill
@@ -307,7 +307,7 @@ def test_short_prompts_are_read_in_one_call():
 
 @pytest.mark.parametrize("mixer", ["gated_deltanet", "gla", "mamba2", "retnet", "rwkv7", "gla, softmax"])
 def test_states_that_are_written_every_few_steps(mixer, monkeypatch):
-    """A new step for fewer rows, changed weights and a copied state find all tokens in it."""
+    """A step for fewer rows, changed weights and copies of states include pending tokens."""
     monkeypatch.setattr(rows, "SMALLER", {"cpu": 1})
     lm = model(mixer)
     pool, given = Pool(lm, slots=4, defer=True), prompts(4)
@@ -317,7 +317,7 @@ def test_states_that_are_written_every_few_steps(mixer, monkeypatch):
         if request is requests[0] and len(request.tokens) in (14, 30, 31):
             copied.append((pool.state(request), len(request.tokens) - 1))
     assert {1, 2, 4} == set(pool._rows._steps)
-    assert (mixer == "rwkv7") == (not pool._rows._deferral.nbytes)  # its rule is not deferred
+    assert (mixer == "rwkv7") == (not pool._rows._deferral.nbytes)  # its rule does not support deferral
     for ids, request in zip(given, requests, strict=True):
         assert request.tokens == alone(lm, ids, len(request.tokens))
     for state, n in copied:
@@ -395,5 +395,5 @@ def test_memory_is_flat_over_many_requests(mixer):
             gc.collect()
             sizes.append((pool.nbytes, len(gc.get_objects()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
     (kept, objects, peak), (kept_after, objects_after, peak_after) = sizes
-    assert kept_after == kept and objects_after - objects <= 500  # a leak of an object in ten requests is seen
-    assert peak_after - peak <= 20 << 10  # KiB: a leak of 4 KiB a request is seen
+    assert kept_after == kept and objects_after - objects <= 500  # detects a leak of one object in ten requests
+    assert peak_after - peak <= 20 << 10  # KiB: detects a leak of 4 KiB a request

@@ -1,4 +1,4 @@
-"""What a pool's requests are given: stops, texts, sampling, and the errors for what does not fit."""
+"""Arguments of a pool's requests: stops, texts, sampling, and errors."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Regions of small operations, joined on a CPU as they are for a GPU, without torch's compiler: logits equal the model's."""
+"""Regions of small operations, built on a CPU as for a GPU, without torch's compiler: logits equal the model's."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def in_pieces(q, k, v, seen, taken):
 
 @pytest.fixture(autouse=True)
 def like_a_gpu(monkeypatch):
-    """Steps of a CPU are planned as those of a GPU, and run node by node."""
+    """Build CPU steps like GPU steps, and run them node by node."""
     monkeypatch.setattr(captured, "FROM", {"cpu": 1})
     monkeypatch.setattr(captured, "on_gpu", lambda t: True)
     monkeypatch.setattr(captured, "Program", lambda module, inputs: None)
@@ -30,7 +30,7 @@ def like_a_gpu(monkeypatch):
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_the_written_slot_is_read(name):
-    """A region that reads a cache comes after the write of the token's keys and values."""
+    """A region that reads a cache follows the write of the token's keys and values."""
     lm = model(**HYBRIDS[name]).double()
     ids, token, logits = torch.randint(40, (3, 6)), torch.randint(40, (3,)), []
     with torch.inference_mode():

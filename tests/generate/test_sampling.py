@@ -23,7 +23,7 @@ P = torch.tensor([[0.05, 0.4, 0.1, 0.2, 0.25]])
         ({"top_p": 0.7}, [0, 0.4 / 0.85, 0, 0.2 / 0.85, 0.25 / 0.85]),
         ({"top_p": 1e-9}, [0, 1, 0, 0, 0]),
         ({"top_k": 3, "top_p": 0.5}, [0, 0.4 / 0.65, 0, 0, 0.25 / 0.65]),
-        ({"top_k": 3, "top_p": 0.45}, [0, 1, 0, 0, 0]),  # 0.4 of the 0.85 that top_k has left is enough
+        ({"top_k": 3, "top_p": 0.45}, [0, 1, 0, 0, 0]),  # 0.4 of the 0.85 after top_k suffices
         ({"temperature": 0.5}, [p * p / 0.275 for p in (0.05, 0.4, 0.1, 0.2, 0.25)]),
     ],
 )
@@ -46,7 +46,7 @@ def test_draws_follow_the_probabilities():
 
 
 def test_rows_draw_what_each_would_alone():
-    """Rows of many temperatures in two groups of top-k and top-p, and greedy ones, which keep what they have."""
+    """Rows of many temperatures in two groups of top-k and top-p, and greedy ones, which are unchanged."""
     logits, rows = 3 * torch.randn(12, 50), []
     for i in range(12):
         kept = {"top_k": 7} if i % 2 else {"top_p": 0.8}

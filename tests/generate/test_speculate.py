@@ -1,4 +1,4 @@
-"""Speculative decoding gives the tokens of plain decoding, whatever is drafted, and leaves no trace of what is rejected."""
+"""Speculative decoding gives the tokens of plain decoding for any drafts, and rolls back rejected ones completely."""
 
 import random
 
@@ -25,7 +25,7 @@ def model(mixer: str = "gla", layers: int = 2, seed: int = 0) -> LanguageModel:
 
 @pytest.fixture
 def drafting(monkeypatch):
-    """Drafts of random lengths, whether they pay or not."""
+    """Always draft, with random lengths."""
     draw = random.Random(0)
     monkeypatch.setattr(lookup, "SIZES", (3, 1))
     monkeypatch.setattr(Pace, "length", lambda self, available, shares: draw.choice([0, 3, 7]) if any(available) else 0)
@@ -57,7 +57,7 @@ def test_many_random_patterns_equal_decoding_token_by_token(mixer):
 )
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_tokens_and_states_equal_plain_decoding(mixer, temperature, rows, drafting):
-    """With a seed sampled tokens too, by lookup and by draft models that are mostly wrong and always right; with a stop token."""
+    """Including seeded sampling, by lookup and by draft models that are mostly wrong or always right; with a stop token."""
     lm, small = model(mixer), model("gla", 1, seed=1)
     ids = torch.randint(VOCABULARY, (rows, 20))
     for stop in ((), (3,)):
@@ -71,7 +71,7 @@ def test_tokens_and_states_equal_plain_decoding(mixer, temperature, rows, drafti
             assert tokens.accepted == tokens.drafted or drafts.get("draft") is not lm or stop
             for ours, theirs in zip(tokens.state.layers, plain.state.layers, strict=True):
                 assert torch.equal(ours["position"], theirs["position"])
-                if rows == 1:  # rows of a batch may keep filler in a cache
+                if rows == 1:  # rows of a batch may have padding in a cache
                     for name, t in ours.items():
                         torch.testing.assert_close(t, theirs[name], rtol=1e-9, atol=1e-11)
 
@@ -106,7 +106,7 @@ def test_the_state_between_two_tokens_has_read_the_returned_ones_alone(drafting)
 
 
 def test_sampled_tokens_have_the_distribution_of_the_model(drafting):
-    """Pairs of tokens behind one prompt, drafted by another model, against products of the model's own probabilities (χ²)."""
+    """Pairs of tokens after one prompt, drafted by another model, against products of the model's probabilities (χ²)."""
     lm, small, ids, count = model(), model("gla", 1, seed=1), torch.randint(VOCABULARY, (1, 6)), 300
     with torch.no_grad():
         first = lm(ids)[0, -1].softmax(-1)
@@ -117,7 +117,7 @@ def test_sampled_tokens_have_the_distribution_of_the_model(drafting):
     one, two, *_ = list(many)
     seen = (one * VOCABULARY + two).bincount(minlength=len(p))
     statistic = float(((seen - count * p) ** 2 / (count * p)).sum())
-    spread = float((2 * (len(p) - 1) + (1 / p).sum() / count) ** 0.5)  # the variance of Pearson's statistic, but for terms of 1 / count
+    spread = float((2 * (len(p) - 1) + (1 / p).sum() / count) ** 0.5)  # the variance of Pearson's statistic, up to terms of 1 / count
     assert many.accepted > 0
     assert abs(statistic - (len(p) - 1)) < 5 * spread
 
@@ -137,7 +137,7 @@ def test_noise_belongs_to_positions():
 def test_lookup_goes_on_where_the_last_tokens_stood_before(monkeypatch):
     monkeypatch.setattr(lookup, "SIZES", (3, 2))
     assert Lookup([1, 2, 3, 4, 5, 9, 2, 3]).propose(3) == [4, 5, 9]
-    assert Lookup([1, 2, 3, 4, 2, 3, 5, 1, 2, 3]).propose(2) == [4, 2]  # three tokens alike go before a later place of two
+    assert Lookup([1, 2, 3, 4, 2, 3, 5, 1, 2, 3]).propose(2) == [4, 2]  # three equal tokens precede a later match of two
     assert Lookup([7, 8, 7, 8, 7, 8]).propose(5) == [7, 8, 7, 8, 7]
     assert Lookup([1, 2, 3]).propose(4) == []
     text = Lookup([5, 6])
@@ -153,7 +153,7 @@ def test_a_draft_is_right_up_to_the_first_other_token():
 
 
 class Clock:
-    """Time that passes as the test says."""
+    """A clock controlled by the test."""
 
     now = 0.0
 
@@ -169,7 +169,9 @@ def clock(monkeypatch):
 
 
 def paced(clock, right: float, tokens: int, cost) -> tuple[float, int]:
-    """Time of ``tokens`` tokens in steps of 1 if a draft ends in a wrong token but for a share ``right``, and the last length."""
+    """Time of ``tokens`` tokens, with steps of 1, if all but a share ``right`` of drafts end in a wrong token; and the last draft
+    length.
+    """
     pace, share, draw, made, length = Pace(), Share(), random.Random(0), 0, 0
     while made < tokens:
         length = pace.length([31], [share])
@@ -223,7 +225,7 @@ def test_the_first_draft_is_long_enough_to_pay(clock):
     + [pytest.param(*how, marks=pytest.mark.slow) for how in (("gla", 1), ("gated_deltanet", 3), ("mamba2", 3), ("rwkv7", 1))],
 )
 def test_verification_on_the_buffers_of_a_step(mixer, rows, drafting, monkeypatch):
-    """As on a GPU, but without a CUDA graph: tokens and states are those of plain decoding, with and without stop tokens."""
+    """The GPU's path without a CUDA graph: tokens and states equal plain decoding, with and without stop tokens."""
     lm = model(mixer)
     monkeypatch.setattr(verify_graph, "refusal", lambda _: None)
     ids = torch.arange(40 * rows).view(rows, 40) * 5 % VOCABULARY

@@ -1,4 +1,4 @@
-"""Step operators: each is what it computes in place, and a state is overwritten only where nothing else reads it."""
+"""Step operators equal their in-place functions, and overwrite a state only if nothing else reads it."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def test_a_step_operator_is_its_step_in_place(what):
     ("gla", {recurrence.step_}), ("gated_deltanet", {recurrence.step_, convolution_step.step_}), ("softmax", {one_query.append_}),
 ])  # fmt: skip
 def test_models_emit_them(mixer, wanted):
-    """All states are updated in place, without an operation that makes the next state."""
+    """All states are updated in place, without a separate next state."""
     from linattn.generate import capacity
 
     lm = LanguageModel(LMConfig(vocab_size=40, dim=32, layers=2, mixer=mixer)).eval()

@@ -1,4 +1,4 @@
-"""Decoding step by step equals the whole forward pass, with a state that does not grow."""
+"""Decoding step by step equals the whole forward pass, with a constant-size state."""
 
 import importlib
 
@@ -83,7 +83,7 @@ def test_it_goes_on_from_a_state(mixer):
     state = tokens.state  # has read the prompt and four tokens
     assert state.position.tolist() == [12, 12]
     assert tokens.nbytes == state.nbytes > 0
-    assert torch.equal(torch.stack([*first, *tokens], 1), want)  # asking for the state has changed nothing
+    assert torch.equal(torch.stack([*first, *tokens], 1), want)  # reading the state changes nothing
     assert tokens.state.position.tolist() == [17, 17]
     after = torch.randint(40, (2, 3))
     got = torch.stack(list(stream(lm, after, max_new_tokens=5, temperature=0, state=state)), 1)

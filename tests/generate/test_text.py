@@ -1,4 +1,4 @@
-"""Stop texts wherever they are cut, terminals that stay whole, and the command."""
+"""Stop texts split anywhere, terminal safety, and the command."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def streamed(text: str, stop=()) -> list[str]:
 def test_text_ends_before_the_first_stop(text, stop):
     ends = [at for at in range(len(text)) if any(text[: at + n].endswith(s) for s in stop for n in [1])]
     want = text
-    if ends:  # the stop text that is complete first, and of those that end there the one that begins first
+    if ends:  # the first completed stop text, of several the one that begins first
         end = min(ends) + 1
         want = text[: end - max(len(s) for s in stop if text[:end].endswith(s))]
     assert "".join(streamed(text, stop)) == want

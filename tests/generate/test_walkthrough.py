@@ -1,4 +1,4 @@
-"""One step of generation: what it shows is what the model computes, it changes nothing, and it is told and drawn safely."""
+"""One step of generation: shows the model's values, changes nothing, and is printed and drawn safely."""
 
 import re
 import xml.etree.ElementTree as ET

@@ -1,4 +1,4 @@
-"""What is asked of every family that can be patched, patched and not."""
+"""Tests of every patchable family, patched and unpatched."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tests.hf.patched import (
 
 
 class Agreement:
-    """Subclasses set ``op`` and, for decoded tokens, ``step``, which must have been called; ``family`` is their module's fixture."""
+    """Subclasses set ``op`` and, for decoded tokens, ``step``, which must be called; ``family`` is their module's fixture."""
 
     op: str
     step: str
-    pieces_of_theirs: ClassVar[dict[str, float]] = {}  # how far off theirs must be read in pieces; not named: theirs is right
-    left_of_theirs: tuple[str, ...] = ()  # where theirs is wrong with padding on the left
+    pieces_of_theirs: ClassVar[dict[str, float]] = {}  # minimum error of theirs in pieces; others are right
+    left_of_theirs: tuple[str, ...] = ()  # families whose originals are wrong with left padding
 
     @pytest.fixture
     def model(self, family):
@@ -107,7 +107,7 @@ class Agreement:
             assert distance(pieces(model, ids), whole) < 2e-5
 
     def test_tokens_move_the_states_of_the_cache_on_where_they_are(self, family, model, ids):
-        """Of a cache that theirs has begun too."""
+        """Also of a cache started by theirs."""
         whole = logits_of(model, ids[:1])
         for patched in (False, True):
             decode = Decoder(model)
@@ -158,7 +158,7 @@ class Agreement:
             assert decoded("left") < 5e-5
 
     def test_padding_inside_of_a_conversation(self, family, model, ids):
-        """Two ragged turns and a token: the state goes on from the last real token of each row."""
+        """Two ragged turns and a token: the state continues from the last real token of each row."""
         wanted = torch.cat([
             logits_of(model, torch.cat([ids[:1, :11], ids[:1, 11:], torch.tensor([[5]])], 1))[:, -1],
             logits_of(model, torch.cat([ids[1:, :7], ids[1:, 11:13], torch.tensor([[5]])], 1))[:, -1],
@@ -170,7 +170,7 @@ class Agreement:
             assert distance(decode(torch.tensor([[5], [5]]))[:, -1], wanted) < 5e-5
 
     def test_padding_inside_of_one_row_is_no_packing(self, family, model, ids):
-        """Its positions begin again behind the padding, as generate counts them."""
+        """Its positions restart after the padding, as in generate."""
         wanted = logits_of(model, torch.cat([ids[:1, :15], ids[:1, 17:18]], 1))[:, -1]
         mask = torch.tensor([[1, 1, 1, 1, 0, 0, 1]])
         with patch_transformers([family]):
@@ -188,7 +188,7 @@ class Agreement:
                 assert "packed" in str(refused) or "multiple values for keyword argument 'cu_seqlens'" in str(refused)
             with patch_transformers([family]):
                 assert distance(logits_of(model, ids, **options), wanted) < 5e-5, how
-                for mask in (torch.ones_like(ids), torch.ones_like(ids).bool()):  # hides nothing
+                for mask in (torch.ones_like(ids), torch.ones_like(ids).bool()):  # masks without padding
                     assert distance(logits_of(model, ids, attention_mask=mask, **options), wanted) < 5e-5, how
 
     def test_positions_tell_sequences_of_one_token_apart(self, family, model, ids):
@@ -201,7 +201,7 @@ class Agreement:
                 assert distance(logits_of(model, ids[:1], position_ids=positions), wanted) < 5e-5
 
     def test_ends_hold_beside_positions_that_say_nothing_of_them(self, family, model, ids):
-        """Softmax attention too: positions that count on, and those of text beside pictures, of which there are three."""
+        """Also with softmax attention: continuing positions, and three-axis positions of text and images."""
         places = torch.arange(TOKENS)[None]
         wanted = torch.cat([logits_of(model, ids[:1, :SHORT]), logits_of(model, ids[:1, SHORT:])], 1)
         with patch_transformers([family]):
@@ -249,7 +249,7 @@ class Agreement:
             logits = packed(ids[:1, 11:], seq_idx=(torch.arange(TOKENS - 11) >= 9).int()[None])
             alone(ids[:1, 20:])
             assert same_states(packed, alone)
-            if family in PURE:  # no attention, which would see all
+            if family in PURE:  # no attention, which would see all tokens
                 assert distance(logits[:, :9], logits_of(model, ids[:1, :20])[:, 11:]) < 2e-5
 
     def test_greedy_generation_of_a_padded_batch(self, family, model, ids):

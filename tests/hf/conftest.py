@@ -1,4 +1,4 @@
-"""No bars in what the tests print, and a folder with a model of transformers' own."""
+"""Disables progress bars; a folder with a transformers model."""
 
 import pytest
 import transformers

@@ -1,6 +1,6 @@
-"""Run fla's patched functions beside its own token-by-token references, in a process that has fla on its path: one JSON object.
+"""Compare fla's patched functions with its token-by-token references, in a process with fla on its path; prints one JSON object.
 
-With fla importable transformers takes a machine for one with a GPU, so the tests' own process must not have it.
+With fla importable transformers assumes a GPU, so the tests' process must not have it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def inputs() -> Tensors:
 
 
 def headed(function: Callable, *names: str) -> Callable[[Tensors], Any]:
-    """A reference that takes [B, H, T, ...]."""
+    """Adapter for references with [B, H, T, ...]."""
 
     def run(t: Tensors) -> Any:
         given = [t[name] if name == "u" else t[name].transpose(1, 2) for name in names]
@@ -98,7 +98,7 @@ def compared(ops: Any) -> dict[str, float]:
 
 
 def variants(ops: Any) -> dict[str, float]:
-    """Options of fla's functions beside the same said otherwise."""
+    """Options of fla's functions, with equivalent calls."""
     t, found = inputs(), {}
     base = {"q": t["q"], "k": t["k"], "v": t["v"], "g": t["g"], "beta": t["beta"], "output_final_state": True}
     o, state = ops.chunk_gated_delta_rule(**base, initial_state=t["S"])

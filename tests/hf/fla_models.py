@@ -1,8 +1,8 @@
-"""Run flash-linear-attention's own models on a CPU, in a process of its own: ``python -m tests.hf.fla_models OUT [BACK]``.
+"""Run flash-linear-attention's own models on a CPU, in a separate process: ``python -m tests.hf.fla_models OUT [BACK]``.
 
-Their classes and layers are used as they are. What only a GPU can run below them is replaced by the package's own references in
-torch, or where it has none by the formula. In OUT each model leaves what ``save_pretrained`` writes, and tokens with their logits.
-With BACK the models come from its folders instead, and leave the logits of the same tokens there.
+Their classes and layers are unchanged. GPU-only functions are replaced by the package's torch references, or by formulas. Each model's
+``save_pretrained`` folder, and tokens with their logits, are written to OUT. With BACK the models are read from its folders instead,
+and the logits of the same tokens are written there.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MODELS = {
     "rwkv7": {"head_dim": 32, "decay_low_rank_dim": 8, "gate_low_rank_dim": 12, "a_low_rank_dim": 16, "v_low_rank_dim": 20},
 }
 
-DEFAULT = {name: {"num_hidden_layers": 2} for name in MODELS}  # a period of what their configs say of themselves
-DEFAULT["rwkv6"] = {"num_hidden_layers": 2, "expand_k": 1.0, "num_heads": 32}  # theirs are no RWKV-6
+DEFAULT = {name: {"num_hidden_layers": 2} for name in MODELS}  # minimal changes of their default configs
+DEFAULT["rwkv6"] = {"num_hidden_layers": 2, "expand_k": 1.0, "num_heads": 32}  # their defaults are not RWKV-6's
 
 
 def main(out: Path, back: Path | None = None) -> None:
@@ -58,7 +58,7 @@ def main(out: Path, back: Path | None = None) -> None:
 
 
 def leave(out: Path, name: str, model: torch.nn.Module) -> None:
-    """Weights away from ones and zeros, tokens, their logits and what they go on with."""
+    """Write weights away from ones and zeros, tokens, their logits and continuations."""
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

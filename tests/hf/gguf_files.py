@@ -10,7 +10,7 @@ from tests.oracles import wheels
 
 try:
     import gguf
-except ImportError:  # not installed here: its wheel, which needs numpy alone for what is used
+except ImportError:  # not installed: use its wheel, which needs only numpy here
     sys.path.append(str(wheels.path("gguf==0.19.0")))
     gguf = pytest.importorskip("gguf")
 
@@ -30,7 +30,7 @@ _ENDS = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": 
 def write(path, model, architecture, *, kind="F32", values=(), tensors=(), tokenizer=None):
     """Write ``model``, its matrices as ``kind``; ``values`` are more metadata, ``tensors`` more tensors.
 
-    The weights of ``model`` become those that the file has: rounded as ``kind`` rounds.
+    The weights of ``model`` are rounded to those in the file.
     """
     config, writer = model.config, gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.num_hidden_layers)

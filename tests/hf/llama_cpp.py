@@ -1,6 +1,6 @@
 """llama.cpp's logits of a GGUF file: ``python -m tests.hf.llama_cpp MODEL TOKENS`` prints them, by the ``libllama.so`` of a wheel on PyPI.
 
-Structures go by value as opaque bytes, longer than any version's: the caller copies them to the stack, and the callee reads its part.
+Structures are passed by value as opaque bytes, longer than any version's: the callee reads its part from the stack.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Opaque(ctypes.Structure):
 
 
 class Batch(ctypes.Structure):
-    """``llama_batch`` with a margin behind."""
+    """``llama_batch`` with a margin at the end."""
 
     _fields_ = (("count", ctypes.c_int32), ("token", ctypes.POINTER(ctypes.c_int32)), ("rest", ctypes.c_uint64 * 14))
 
@@ -36,7 +36,7 @@ class Batch(ctypes.Structure):
 def functions(path: Path) -> ctypes.CDLL:
     """Load the library, and the declarations of what is used."""
     llama = ctypes.CDLL(str(path))
-    for ggml in sorted(path.parent.glob("libggml.so*"))[:1]:  # where the processor's code is a library of its own
+    for ggml in sorted(path.parent.glob("libggml.so*"))[:1]:  # if the code for the processor is a separate library
         load = ctypes.CDLL(str(ggml)).ggml_backend_load_all_from_path
         for folder in {file.parent for file in path.parent.parent.rglob("libggml-cpu*")}:
             load(str(folder).encode())

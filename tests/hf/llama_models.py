@@ -1,4 +1,4 @@
-"""Llama and its relatives: small configs with what each can have, and what published configs say beyond their class's defaults."""
+"""Llama and its relatives: small configs with each option, and settings of published configs beyond the class's defaults."""
 
 _HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
 LLAMA3 = {

@@ -1,4 +1,4 @@
-"""Tiny models of the families that can be patched, and what is done with them."""
+"""Tiny models of the patchable families, and calls of them."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Decoder:
 
 
 def recurrent_states(cache: Any) -> list[Tensor]:
-    """All that a cache holds of them."""
+    """All recurrent states in a cache."""
     if isinstance(cache, list):
         return cache[2:]
     layers = [getattr(layer, "recurrent_states", {}) for layer in cache.layers]
@@ -125,7 +125,7 @@ def recurrent_states(cache: Any) -> list[Tensor]:
 
 
 def same_states(one: Decoder, other: Decoder) -> bool:
-    """Whether their first layers keep the same: no attention stands before it, whose masks know of no packing where there is a cache."""
+    """True if their first layers have equal states; later ones follow attention, whose masks ignore packing with a cache."""
 
     def states(cache: Any) -> list[Tensor]:
         if isinstance(cache, list):
@@ -152,7 +152,7 @@ def padded(ids: Tensor, length: int, side: str) -> tuple[Tensor, Tensor]:
 
 
 def packings() -> dict[str, dict[str, Tensor | int]]:
-    """The ways in which one row of TOKENS is said to be two sequences, the first of SHORT tokens."""
+    """Arguments that mark one row of TOKENS as two sequences, the first of SHORT tokens."""
     rest = TOKENS - SHORT
     positions = torch.cat([torch.arange(SHORT), torch.arange(rest)])[None]
     ends = torch.tensor([0, SHORT, TOKENS], dtype=torch.int32)
@@ -166,7 +166,7 @@ def packings() -> dict[str, dict[str, Tensor | int]]:
 
 
 def everything(module: ModuleType) -> dict[tuple[str, ...], Any]:
-    """Every global of a module and every attribute of its classes, as they are."""
+    """Snapshot of every global of a module and every attribute of its classes."""
     found: dict[tuple[str, ...], Any] = {(name,): value for name, value in vars(module).items()}
     for name, owner in vars(module).items():
         if isinstance(owner, type):

@@ -1,4 +1,4 @@
-"""Small models, prompts of several lengths, and what ``generate`` has to equal."""
+"""Small models, prompts of several lengths, and the expected output of ``generate``."""
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -16,7 +16,7 @@ def model(mixer="gla, softmax", **options) -> LinattnForCausalLM:
 
 
 def greedy(lm, ids, count):
-    """What ``generate`` has to equal: the whole forward pass for every token."""
+    """Expected output of ``generate``: a whole forward pass for every token."""
     for _ in range(count):
         ids = torch.cat([ids, lm(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
     return ids

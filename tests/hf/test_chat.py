@@ -1,4 +1,4 @@
-"""Chat templates: turns put together are the template of the whole conversation, and the command line speaks in them."""
+"""Chat templates: concatenated turns equal the template of the whole conversation, also on the command line."""
 
 import io
 import sys
@@ -61,7 +61,7 @@ def said(monkeypatch, capsys, *lines, args):
 
 
 def test_a_conversation_is_what_the_model_says_to_the_whole_text(model, monkeypatch, capsys, tmp_path):
-    """In one call, and in two with the state in a file between them: greedy replies of 5 tokens, cut short and so ended by hand."""
+    """In one call, and in two with the state in a file between them: greedy replies of 5 tokens, truncated and closed explicitly."""
     language_model, codec = load_run(model)
     read, wanted = [], ""
     chat = chat_of(model, language_model)

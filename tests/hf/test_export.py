@@ -1,4 +1,4 @@
-"""Our models go out as published ones, whole or not at all."""
+"""Export of models in published formats, atomically."""
 
 import shutil
 

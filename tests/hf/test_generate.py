@@ -112,16 +112,16 @@ SAMPLED, PENALTY, TEXT = {"num_return_sequences": 2, "do_sample": True, "top_k":
     [
         *((12, how) for how in ({}, PENALTY, SAMPLED, TEXT)),
         *((80, how) for how in ({}, SAMPLED)),  # more are read by a captured step
-        *(pytest.param(80, how, marks=pytest.mark.slow) for how in (PENALTY, TEXT)),  # which it does not take
+        *(pytest.param(80, how, marks=pytest.mark.slow) for how in (PENALTY, TEXT)),  # not supported by a captured step
     ],
 )
 def test_rows_that_have_ended_read_no_filler(mixer, count, how):
     lm, (ids, mask, _), how = model(mixer), padded("left"), {"do_sample": False, **how}
-    lm.lm_head.weight.data[0] = 0  # never the likeliest
+    lm.lm_head.weight.data[0] = 0  # never the most likely
     want = lm.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False)
     stop = want[1, 9].item()
     ends = {"eos_token_id": [stop, want[2, 11].item()]}
-    if how.pop("by", None):  # as stop texts do, but for one row
+    if how.pop("by", None):  # like stop texts, but for one row
         ends = {"eos_token_id": ends["eos_token_id"][1], "stopping_criteria": StoppingCriteriaList([Second(stop)])}
     how |= {"max_new_tokens": count, "pad_token_id": 0, "return_dict_in_generate": True, **ends}
     for cache in (None, StateCache()):
@@ -138,7 +138,7 @@ def test_rows_that_have_ended_read_no_filler(mixer, count, how):
 
 
 class Second(StoppingCriteria):
-    """The second row ends behind a token."""
+    """The second row ends after a token."""
 
     def __init__(self, token):
         self.token = token

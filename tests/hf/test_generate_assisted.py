@@ -23,7 +23,7 @@ def model(mixer="gla", layers=2, vocabulary=VOCABULARY) -> LinattnForCausalLM:
 
 @pytest.fixture(autouse=True)
 def drafting(monkeypatch):
-    """Drafts whether they pay or not."""
+    """Always draft."""
     draw = random.Random(0)
     monkeypatch.setattr(lookup, "SIZES", (3, 1))
     monkeypatch.setattr(Pace, "length", lambda self, available, shares: draw.choice([0, 3, 7]) if any(available) else 0)

@@ -25,13 +25,13 @@ def always(monkeypatch):
 
 @pytest.fixture
 def theirs(monkeypatch):
-    """From its call on, transformers' own loop generates."""
+    """A function from whose call on transformers' own loop generates."""
     return lambda: monkeypatch.setattr(door, "refusal", lambda *_: "the test says so")
 
 
 @pytest.fixture
 def runs(monkeypatch):
-    """How many captured steps have run."""
+    """Number of captured steps that have run."""
     count = []
     run = captured.Step.run
     monkeypatch.setattr(captured.Step, "run", lambda self: count.append(1) or run(self))
@@ -116,7 +116,7 @@ def test_padded_prompts_a_streamer_and_a_cache_that_goes_on(mixer, theirs, runs)
     ("qwen3_next", {"mlp_only_layers": [0, 1, 2, 3]}), ("kimi_linear", {"mlp_layer_types": ["dense"] * 4}), ("recurrent_gemma", {}),
 ])  # fmt: skip
 def test_published_hybrids(name, dense, runs, tmp_path):
-    """Of transformers' own classes, without experts: how many tokens go to one is not known when a step is captured."""
+    """Compared with transformers' classes, without experts, whose token counts are unknown at capture."""
     own = theirs_of(name, **{**MODELS[name][0], **dense})
     own.save_pretrained(tmp_path)
     ids = torch.randint(3, 60, (2, 40))
@@ -156,7 +156,7 @@ def test_whoever_watches_the_model_sees_every_token(runs):
 @pytest.mark.parametrize("tokens", [2, 12])
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_what_it_leaves_may_have_a_gradient(mixer, tokens):
-    """A cache and tokens go into a call outside of ``no_grad``, which keeps both for the backward pass."""
+    """Cache and tokens may be used in a call outside of ``no_grad``, which saves both for backward."""
     lm, ids = model(mixer), batch(2)
     out = lm.generate(**ids, max_new_tokens=tokens, do_sample=False, return_dict_in_generate=True)
     lm(out.sequences[:, -1:], past_key_values=out.past_key_values).logits.sum().backward()

@@ -1,4 +1,4 @@
-"""``generate()`` behind what has been read before: states, and prefixes in a store."""
+"""``generate()`` after earlier tokens: states, and prefixes in a store."""
 
 import re
 
@@ -165,7 +165,7 @@ def test_saved_and_loaded_states_go_on(mixer, tmp_path):
 
 @pytest.fixture
 def seen(monkeypatch):
-    """How many tokens a row each forward pass has read."""
+    """Number of tokens per row of each forward pass."""
     widths = []
     forward = linattn.models.Backbone.forward
 
@@ -191,8 +191,8 @@ def test_generate_resumes_from_the_longest_stored_prefix(mixer, tmp_path, seen):
     answer = greedy(lm, longer, 2)
     seen.clear()
     assert torch.equal(lm.generate(longer, prefixes=PrefixStore(tmp_path), max_new_tokens=2, do_sample=False), answer)
-    assert seen == [20 - 15, 1, 1]  # the last token is read by itself; 15 of 21 were stored
-    beams = {"max_new_tokens": 4, "num_beams": 3, "do_sample": False}  # the states of several, of which none is kept
+    assert seen == [20 - 15, 1, 1]  # the last token is read separately; 15 of 21 were stored
+    beams = {"max_new_tokens": 4, "num_beams": 3, "do_sample": False}  # several continuations, none of whose states is kept
     assert torch.equal(lm.generate(ids, prefixes=tmp_path, **beams), lm.generate(ids, **beams))
     other = torch.cat([ids[:, :11], ids_of(1, 3)], 1)
     answer = greedy(lm, other, 2)
@@ -218,7 +218,7 @@ def test_batches_resume_where_all_rows_can(mixer, side, tmp_path, seen):
         ids[i, at], mask[i, at] = row[0], 1
     seen.clear()
     out = lm.generate(ids, attention_mask=mask, prefixes=tmp_path, max_new_tokens=3, do_sample=False)
-    assert seen == [2, 5, 1, 1]  # up to what the shortest needs for its next token, and then the rest
+    assert seen == [2, 5, 1, 1]  # up to the shortest prompt, and then the rest
     assert torch.equal(out[:, :width], ids)
     for got, row in zip(out, whole, strict=True):
         assert torch.equal(got[width:], greedy(lm, row, 3)[0, row.shape[1] :])

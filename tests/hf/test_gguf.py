@@ -1,4 +1,4 @@
-"""GGUF files of the Llama family: logits against transformers' classes with the weights that each file has; damaged files."""
+"""GGUF files of the Llama family: logits against transformers' classes with the file's weights; damaged files."""
 
 import re
 import struct
@@ -99,7 +99,7 @@ def test_a_file_cut_short_anywhere(small, tmp_path):
 
 
 def test_lengths_that_no_file_has_take_no_memory(small, tmp_path):
-    """Of the metadata, of a key, and of the list in it: each is compared with the file first."""
+    """Lengths of the metadata, a key, and its list are checked against the file first."""
     whole, huge = small.read_bytes(), struct.pack("<Q", 1 << 60)
     for at in (8, 16, 24):
         (tmp_path / "m.gguf").write_bytes(whole[:at] + huge + whole[at + 8 :])
@@ -113,7 +113,7 @@ def test_lengths_that_no_file_has_take_no_memory(small, tmp_path):
 
 
 def test_changed_bytes_of_the_header(small, tmp_path):
-    """Each gives a model, or one error of one line."""
+    """Each gives a model, or a one-line error."""
     whole, changed, random, refused = bytearray(small.read_bytes()), tmp_path / "m.gguf", np.random.default_rng(0), 0
     end = min(tensor.start for tensor in GGUFFile(small).tensors.values())
     for at in random.integers(0, end, 500):

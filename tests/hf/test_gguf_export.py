@@ -67,7 +67,7 @@ MODELS = {
 
 
 def model(name: str, **options) -> LanguageModel:
-    """Small model of a family whose weights are all random, so that no map stays zero."""
+    """Small model of a family with all weights random, so that none is zero."""
     torch.manual_seed(0)
     lm = LanguageModel(LMConfig(**{"vocab_size": 96, "dim": 64, **MODELS[name], **options})).eval()
     with torch.no_grad():

@@ -23,9 +23,9 @@ HOW = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 
 
 
 def trained(pre):
-    """A tokenizer whose words are cut as published ones of the kind ``pre`` do.
+    """Train a tokenizer with the pre-tokenizer of published ones of the kind ``pre``.
 
-    It learns from whole words and numbers, so that other cuts give other tokens, and has a token that no merges make.
+    It learns from whole words and numbers, so that other pre-tokenizers give other tokens, and has a token that no merges produce.
     """
     bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     steps = {
@@ -52,7 +52,7 @@ def trained(pre):
 
 
 def parts(inner, pre):
-    """What a file keeps of ``inner``."""
+    """Parts of ``inner`` stored in a file."""
     merges = [" ".join(m) for m in json.loads(inner.to_str())["model"]["merges"]]
     tokens = [inner.id_to_token(i) for i in range(inner.get_vocab_size())]
     return {"tokens": tokens, "merges": merges, "pre": pre, "types": [3 if t in SPECIAL else 1 for t in tokens]}
@@ -113,7 +113,7 @@ def test_a_file_without_one(tmp_path):
 
 
 def joined(text, scores):
-    """SentencePiece's algorithm as it is defined: join the neighbours whose piece has the highest score, the first of equals."""
+    """SentencePiece's algorithm by definition: merge the neighbours whose piece has the highest score, leftmost first."""
     pieces = list(text)
     while True:
         pairs = [(scores[a + b], -i) for i, (a, b) in enumerate(pairwise(pieces)) if a + b in scores]

@@ -1,6 +1,6 @@
 """lm-eval runs saved models through its own ``hf`` class, without a network: its answers and likelihoods are those of the uncached forward.
 
-It brings some fifty packages and is not among those of the tests: ``pip install "lm_eval[hf,ruler]==0.4.13"`` runs this file.
+It has about fifty dependencies and is not installed for the tests: ``pip install "lm_eval[hf,ruler]==0.4.13"`` runs this file.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ from linattn.hf.tokenizer import tokenizer_of
 ROOT = Path(__file__).parents[2]
 LACKING = [name for name in ("lm_eval", "wonderwords") if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.skipif(bool(LACKING), reason=f'{", ".join(LACKING)} not installed: pip install "lm_eval[hf,ruler]==0.4.13"')
-LENGTH, TEXTS = 512, 2  # RULER never ends where its own words are longer than a text
+LENGTH, TEXTS = 512, 2  # RULER does not terminate if its own words exceed the length
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -83,7 +83,7 @@ def test_likelihoods(folder):
 
 
 def test_the_example(folder, tmp_path):
-    for name in ("config.json", "model.safetensors"):  # as a run has them: its tokens are bytes
+    for name in ("config.json", "model.safetensors"):  # as in a run: tokens are bytes
         shutil.copy(folder / name, tmp_path)
     command = [sys.executable, ROOT / "examples/evaluate.py", tmp_path, "--tasks", "ruler_fwe", "--length", LENGTH, "--limit", 1]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True)

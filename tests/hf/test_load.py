@@ -1,4 +1,4 @@
-"""Published models become ours with the same logits, and go back with the same weights. Their own classes are the oracle."""
+"""Published models are read with the same logits and exported with the same weights, against their own classes."""
 
 import pytest
 import torch
@@ -42,14 +42,14 @@ MODELS = {
             "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12, "num_local_experts": 3,
             "intermediate_size": 24, "linear_attn_alpha_factor": 1.5, "mlp_beta_factor": 0.5, "full_attn_alpha_factor": 3,
         },
-        {  # a number of heads whose rates are no short binary fractions
+        {  # number of heads whose rates are no short binary fractions
             "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 12, "num_local_experts": 3,
             "intermediate_size": 24,
         },
     ],
     "xlstm": [
         {"hidden_size": 128, "num_hidden_layers": 2, "num_heads": 2, "output_logit_soft_cap": 3.0, "ffn_round_up_to_multiple_of": 32},
-        {"hidden_size": 128, "num_hidden_layers": 1, "num_heads": 2, "tie_word_embeddings": True},  # which its class does not do
+        {"hidden_size": 128, "num_hidden_layers": 1, "num_heads": 2, "tie_word_embeddings": True},  # not supported by its class
     ],
     "kimi_linear": [
         {
@@ -62,7 +62,7 @@ MODELS = {
 }  # fmt: skip
 CASES = [(name, options) for name, several in MODELS.items() for options in several]
 
-# What published configs say, as far as it is not the default of their class; of very large models one period of their layers.
+# Published configs beyond their class's defaults; of very large models one period of layers.
 PUBLISHED = {
     **llama_models.PUBLISHED,
     "state-spaces/mamba-130m-hf": {"model_type": "mamba", "num_hidden_layers": 24, "time_step_rank": 48, "intermediate_size": 1536},
@@ -131,7 +131,7 @@ def test_logits_generation_and_the_way_back(model_type, options, tmp_path):
 
 @pytest.mark.parametrize(("model_type", "options"), CASES)
 def test_names_of_their_modules(model_type, options, tmp_path):
-    """What torch saves of a model: experts are one tensor, and some names are others than in what ``save_pretrained`` publishes."""
+    """Names in a plain ``state_dict``: experts are one tensor, and some names differ from those of ``save_pretrained``."""
     theirs = theirs_of(model_type, **options)
     theirs.config.save_pretrained(tmp_path)
     save_file({name: t.clone() for name, t in theirs.state_dict().items()}, tmp_path / "model.safetensors")
@@ -155,7 +155,7 @@ def test_more_experts_in_one_tensor_than_there_are_weights(tmp_path):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_names_and_shapes_of_published_models(name):
-    """Of their own class without memory, as it would save them."""
+    """From their own class on the meta device, as it would save them."""
     source = family(PUBLISHED[name]["model_type"])
     complete = source.config_of(PUBLISHED[name])
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Checkpoints of flash-linear-attention become ours with the same logits, and go back. Its own classes run in other processes."""
+"""Checkpoints of flash-linear-attention are read with the same logits and exported again. Its classes run in other processes."""
 
 import json
 
@@ -11,19 +11,19 @@ from linattn.hf.convert import family
 from linattn.hf.load import config_of, export, load
 from tests.hf.fla_models import DEFAULT, MODELS
 
-# What comes back rounded: 1 − μ; a softmax over layers, from which a constant may be missing.
+# Weights that are rounded: 1 − μ; a softmax over layers, up to a constant.
 ROUNDED = ("ffn.key.mu", "ffn.receptance.mu", "ffn.x_k", "model.lower_bounds")
 
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory, programs):
-    """Their models as they save them."""
+    """Their models as saved by them."""
     return run(programs, tmp_path_factory.mktemp("theirs"))
 
 
 @pytest.fixture(scope="module")
 def back(theirs, tmp_path_factory, programs):
-    """The same, read and exported again, and read by them."""
+    """The same, read, exported, and read by them."""
     out = tmp_path_factory.mktemp("back")
     for name in MODELS:
         export(load(theirs / name), name, out / name)
@@ -68,7 +68,7 @@ def test_the_way_back(name, theirs, back):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_names_and_shapes_of_their_defaults(name, theirs):
-    """Of configs that say next to nothing, so that the defaults are theirs."""
+    """From nearly empty configs, with their defaults."""
     with torch.device("meta"):
         ours = linattn.LanguageModel(config_of({"model_type": name, **DEFAULT[name]}))
     wanted, own = json.loads((theirs / f"{name}.json").read_text()), ours.state_dict()

@@ -1,4 +1,4 @@
-"""Folders with models: what is read from them, and what is refused."""
+"""Model folders: reading and refusals."""
 
 import json
 import pickle
@@ -181,7 +181,7 @@ def test_experts_without_a_shared_one(model_type, name, options):
     ("model_type", "dense"), [("kimi_linear", {"mlp_layer_types": ["dense"] * 2}), ("qwen3_next", {"mlp_only_layers": [0, 1]})]
 )
 def test_experts_that_no_layer_has(model_type, dense, tmp_path):
-    """The config counts them all the same: 256 and 512 by default, more than there are weights."""
+    """The config still counts them: 256 and 512 by default, more than the weights."""
     sizes = dict.fromkeys(("intermediate_size", "linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"), 8)
     heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 4)
     theirs = theirs_of(model_type, num_hidden_layers=2, layer_types=["linear_attention"] * 2, **sizes, **heads, **dense)
@@ -203,7 +203,7 @@ def test_more_experts_than_weights(tmp_path):
 
 
 def test_weights_wider_than_the_embedding_keep_their_digits(folder):
-    """Of a checkpoint of bfloat16 whose D is float32, as published ones have them."""
+    """In a bfloat16 checkpoint whose D is float32, as in published ones."""
     wide = {n: t if n.endswith(".D") else t.bfloat16() for n, t in load_file(folder / "model.safetensors").items()}
     change(folder, **wide)
     name = "model.layers.0.mixer.D"
@@ -212,7 +212,7 @@ def test_weights_wider_than_the_embedding_keep_their_digits(folder):
 
 
 def test_small_shares_of_the_token_before_keep_their_digits(tmp_path):
-    """RWKV-7's μ in bfloat16, of which our channel mixing has 1 − μ."""
+    """RWKV-7's μ in bfloat16, stored as 1 − μ in our channel mixing."""
     sizes = {"hidden_size": 32, "head_dim": 16, "num_hidden_layers": 2, "vocab_size": 60}
     ranks = dict.fromkeys(("decay_low_rank_dim", "gate_low_rank_dim", "a_low_rank_dim", "v_low_rank_dim"), 4)
     export(load({"model_type": "rwkv7", **sizes, **ranks}), "rwkv7", tmp_path / "theirs")
@@ -226,7 +226,7 @@ def test_small_shares_of_the_token_before_keep_their_digits(tmp_path):
 
 @pytest.mark.parametrize("model_type", ["mamba", "mamba2"])
 def test_what_a_class_without_a_head_has_saved(model_type, tmp_path):
-    """Its names begin one word later, and a head that is tied needs no weight. Older ones say embedding for embeddings."""
+    """Its names lack the first part, and a tied head has no weight. Older ones have "embedding" for "embeddings"."""
     sizes = {"num_hidden_layers": 1, "state_size": 8}
     theirs = theirs_of(
         model_type, **sizes, tie_word_embeddings=True, **({"num_heads": 4, "head_dim": 16, "n_groups": 1} if model_type == "mamba2" else {})
@@ -255,7 +255,7 @@ def test_angles_of_old_checkpoints_are_passed_over(tmp_path):
 
 
 def test_the_depth_of_xlstm_has_two_names(tmp_path):
-    """Its class makes as many blocks as ``num_blocks`` says."""
+    """Its class uses ``num_blocks``."""
     ids = torch.randint(60, (1, 9))
     for blocks in (1, 2):  # one has fewer weights than the other name counts
         theirs = theirs_of("xlstm", hidden_size=128, num_heads=2, num_blocks=blocks)
@@ -278,7 +278,7 @@ def test_kernels_of_another_gate_are_refused():
 
 
 def test_other_packages_may_have_registered_configs_of_their_own(folder, monkeypatch):
-    """As importing fla does for Mamba."""
+    """As an import of fla does for Mamba."""
 
     class Config(transformers.PreTrainedConfig):
         model_type = "mamba"
@@ -305,7 +305,7 @@ def test_as_many_heads_as_of_queries(model_type, name):
 
 
 def test_what_the_folder_says_of_generation(folder):
-    """Of what ends a text, and how the next token is chosen: as their class takes it, and as it goes back."""
+    """End tokens and sampling, compared with their class, and exported again."""
     theirs, ids = transformers.AutoModelForCausalLM.from_pretrained(folder), torch.randint(3, 60, (1, 9))
     plain = theirs.generate(ids, max_new_tokens=20)
     ends = [int(plain[0, 14]), 7]
@@ -330,7 +330,7 @@ def test_what_the_folder_says_of_generation(folder):
 
 
 def test_quantised_as_nothing(folder):
-    """As tools write it that give every field."""
+    """As written by tools that fill in every field."""
     configure(folder, quantization_config=None)
     assert load(folder).dtype == torch.float32
 

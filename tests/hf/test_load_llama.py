@@ -1,4 +1,4 @@
-"""Llama and its relatives: shards, rotary frequencies, what is refused, and text in pieces; logits and the way back are in test_load."""
+"""Llama and its relatives: shards, rotary frequencies, refusals, and text in pieces; logits and export are in test_load."""
 
 import re
 
@@ -27,7 +27,7 @@ def test_shards(tmp_path):
 
 @pytest.mark.parametrize("model_type", MODELS)
 def test_pieces_with_a_cache_are_the_whole(model_type, tmp_path):
-    """In float64, where pieces differ by rounding alone; windows of 9 tokens are crossed within and between pieces."""
+    """In float64, where pieces differ only by rounding; sequences exceed the window of 9 tokens within and between pieces."""
     theirs_of(model_type, **MODELS[model_type][0]).save_pretrained(tmp_path / "theirs")
     ours, ids = load(tmp_path / "theirs", dtype=torch.float64), torch.randint(3, 60, (2, 45))
     with torch.no_grad():

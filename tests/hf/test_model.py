@@ -1,4 +1,4 @@
-"""The Hugging Face face: Auto classes, saving, loss, and ``generate()`` against the forward pass without a cache."""
+"""The Hugging Face classes: Auto classes, saving, loss, and ``generate()`` against the forward pass without a cache."""
 
 import copy
 import json
@@ -60,7 +60,7 @@ def test_a_cache_goes_on_where_it_was():
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
 def test_a_cache_has_its_old_and_its_new_name(name):
-    """Whichever transformers is installed: it took ``past_key_values`` until 5.23 and takes ``cache`` since."""
+    """For any transformers: the name was ``past_key_values`` until 5.23 and is ``cache`` since."""
     lm, ids = model(), torch.randint(50, (1, 9))
     with torch.no_grad():
         for part in (lm, lm.model):
@@ -154,7 +154,7 @@ def test_slips_in_config_fields_are_errors():
         LMConfig(mixr="gla")
     with pytest.raises(TypeError, match="no field 'hiden_size'; did you mean 'hidden_size'"):
         LMConfig(hiden_size=64)
-    assert LMConfig(hidden_act="silu").dim == LMConfig().dim  # what other models have is not ours to judge
+    assert LMConfig(hidden_act="silu").dim == LMConfig().dim  # fields of other models are accepted
     with pytest.raises(ValueError, match="no mixer is called 'glu'"):
         LMConfig(mixer="glu")
 
@@ -217,7 +217,7 @@ def test_embeddings_packing_and_kept_logits():
     assert lm(ids, return_dict=False)[0].shape == full.shape
 
 
-@pytest.mark.parametrize("mixer", ["gla, softmax", "rwkv7"])  # of which the second hands a tensor on from layer to layer
+@pytest.mark.parametrize("mixer", ["gla, softmax", "rwkv7"])  # the second passes a tensor from layer to layer
 @pytest.mark.parametrize("reentrant", [None, False, True])
 def test_gradient_checkpointing_is_switched_on_the_transformers_way(mixer, reentrant):
     lm, ids = model(mixer).train(), torch.randint(50, (1, 6))
@@ -260,7 +260,7 @@ assert transformers.AutoConfig.for_model("linattn").model_type == "linattn"
 
 
 def test_asking_whether_transformers_is_there_does_not_load_it():
-    """And if it comes after us, its classes know us too."""
+    """If it is imported later, its Auto classes have our models too."""
     code = """
 import sys, linattn
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""What people do with any model of transformers: save it with a card, place it, look inside, train it with Trainer and with PEFT."""
+"""Common uses of transformers models: saving with a card, placement, inspection, training with Trainer and PEFT."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def test_a_saved_folder_has_a_card_with_the_facts(mixer, tmp_path):
 
 
 def test_the_cards_code_runs(tmp_path, programs):
-    """In a process that knows nothing of us before."""
+    """In a new process."""
     model().save_pretrained(tmp_path)
     code = (tmp_path / "README.md").read_text().split("```python\n")[1].split("```")[0].replace("path/to/this/folder", str(tmp_path))
     done = programs.python("-c", f"{code}\nprint(tokens.shape)")
@@ -166,7 +166,7 @@ def test_hidden_states(how):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     if how == "checkpointed":
         got[1].sum().backward()
-        assert len(got) == 3  # the layers run again for the gradient, which nobody records
+        assert len(got) == 3  # recomputation in the backward pass is not recorded
     assert lm(ids).hidden_states is None
     assert not lm.model.layers[0]._forward_pre_hooks
 
@@ -188,7 +188,7 @@ def test_hidden_states_elsewhere():
 
 
 def batches() -> list[dict[str, torch.Tensor]]:
-    """Counting sequences: easy to learn."""
+    """Counting sequences, easy to learn."""
     rows = [(torch.arange(12) + start) % 50 for start in range(32)]
     return [{"input_ids": row, "labels": row} for row in rows]
 
@@ -287,7 +287,7 @@ print("trained", len(trained))
 
 
 def test_lora(tmp_path, programs):
-    """In a process of its own: peft is not installed, and is found for this alone."""
+    """In a separate process with peft on its path, which is not installed."""
     found = os.pathsep.join([str(wheels.path("peft==0.21.2")), os.getcwd(), os.environ.get("PYTHONPATH", "")])
     done = programs.python("-c", PEFT, tmp_path, env={**os.environ, "PYTHONPATH": found, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr

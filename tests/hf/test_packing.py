@@ -1,4 +1,4 @@
-"""Packed rows as transformers' collators make them: what each way of saying it gives equals the sequences on their own."""
+"""Packed rows as made by transformers' collators: each form of marking equals separate sequences."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The door of patching: what it refuses, how it is undone, and that no foreign kernel runs on a CPU."""
+"""The patch function: refusals, undoing, and no foreign kernels on a CPU."""
 
 import contextlib
 import copy
@@ -85,7 +85,7 @@ def test_a_family_is_patched_once_at_a_time(module):
             assert module.mamba_selective_scan is not original
         patch.undo()
         assert module.mamba_selective_scan is original
-        with patch_transformers(["mamba"]):  # the outer one's end leaves the inner one alone
+        with patch_transformers(["mamba"]):  # the outer one's end does not affect the inner one
             patch.undo()
             assert module.mamba_selective_scan is not original
     assert module.mamba_selective_scan is original
@@ -227,7 +227,7 @@ def test_ends_that_are_none_are_refused_by_name(family, ends, came):
 
 
 def test_packing_beside_padding():
-    """Softmax attention would go by the mask alone."""
+    """Softmax attention would use only the mask."""
     ids, mask = torch.randint(3, VOCABULARY, (1, TOKENS)), torch.ones(1, TOKENS).long()
     mask[0, -5:] = 0
     ends = torch.tensor([0, 20, TOKENS - 5, TOKENS])
@@ -326,7 +326,7 @@ def test_some_families_do_not_take_the_place_of_all(tmp_path, monkeypatch):
     [("mamba", "position_ids"), ("qwen3_next", "cu_seq_lens"), pytest.param("qwen3_next", "position_ids", marks=pytest.mark.slow)],
 )
 def test_a_compiled_model_keeps_packed_sequences_apart(name, by):
-    """A layer of each kind, and feed-forwards without experts: Dynamo's time grows with both, and what is packed is not theirs."""
+    """One layer of each kind, without experts, to limit Dynamo's time."""
     small = {"num_hidden_layers": 1}
     if name == "qwen3_next":
         small = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "mlp_only_layers": [0, 1]}

@@ -1,4 +1,4 @@
-"""fla's functions served by our ops, beside fla's references (fla-core 0.6.0), in a process of their own."""
+"""fla's functions run by our ops, against fla's references (fla-core 0.6.0), in a separate process."""
 
 import json
 import os

@@ -19,12 +19,12 @@ def family(request):
 class TestPatch(Agreement):
     op = "selective_scan"
     step = "selective_step_"
-    pieces_of_theirs: ClassVar = {"mamba": 0.01, "falcon_mamba": 0.01, "jamba": 0.01}  # their scan starts from nothing in every call
-    left_of_theirs = ("mamba",)  # what its projection adds stands at padding too, and the convolution reads it
+    pieces_of_theirs: ClassVar = {"mamba": 0.01, "falcon_mamba": 0.01, "jamba": 0.01}  # their scan starts from zeros in every call
+    left_of_theirs = ("mamba",)  # the projection's bias is added to padding, which the convolution reads
 
 
 class Copies(TorchDispatchMode):
-    """The shapes of what is copied."""
+    """Records shapes of copied tensors."""
 
     def __init__(self):
         super().__init__()
@@ -37,7 +37,7 @@ class Copies(TorchDispatchMode):
 
 
 def test_time_steps_are_not_copied_for_gradients_that_nobody_records(family):
-    """torch multiplies a weight that wants gradients and a batch in another order than asked, and turns the product."""
+    """torch multiplies a weight that requires gradients and a batch in another order, and transposes the product."""
     model, ids = model_of(family), torch.randint(3, VOCABULARY, (1, 13))
     with patch_transformers([family]), torch.no_grad(), Copies() as copies:
         model(input_ids=ids, use_cache=False)

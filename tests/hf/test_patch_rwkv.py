@@ -13,4 +13,4 @@ def family(request):
 class TestPatch(Agreement):
     op = "diagonal_scan"
     step = "wkv_step"
-    left_of_theirs = ("rwkv",)  # it takes no notice of a mask
+    left_of_theirs = ("rwkv",)  # it ignores the mask

@@ -1,4 +1,4 @@
-"""Every mixer inside of a model that others handle: its weights away from memory, in a narrow dtype, under adapters, in whole blocks."""
+"""Every mixer in a model handled by other libraries: offloaded weights, low precision, adapters, unsplit blocks."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def test_weights_that_come_when_they_are_called(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_stays_wide_when_a_narrow_dtype_is_loaded(name, tmp_path):
-    """Exactly the mixer's own, by their places: another part may have a weight of the same name."""
+    """Exactly the mixer's own, by full name: other parts may have weights of the same name."""
     lm = model(name)
     mixer = lm.model.layers[0].mixer
     kept = {f"model.layers.0.mixer.{own}" for own in mixer.keep_float32 if getattr(mixer, own) is not None}
@@ -116,7 +116,7 @@ print(json.dumps(lacking))
 
 @pytest.fixture(scope="module")
 def unused(programs):
-    """By mixer, the adapters that nothing of the output depends on; peft is not installed, and is found for one process alone."""
+    """By mixer, adapters without effect on the output, found in a process with peft on its path, which is not installed."""
     found = os.pathsep.join([str(wheels.path("peft==0.21.2")), os.getcwd(), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": found, "OMP_NUM_THREADS": "1"}
     done = programs.python("-c", ADAPTED, env=environment)

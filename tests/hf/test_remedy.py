@@ -1,4 +1,4 @@
-"""What ``export --to`` says to train with is what can be exported."""
+"""Models trained with the options suggested by ``export --to`` can be exported."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ from linattn.hf.remedy import layers_for
 
 
 def told(**config) -> str:
-    """Words behind "train with" in the refusal of an export of ``config`` to ``to``."""
+    """Options after "train with" in the refusal of an export of ``config`` to ``to``."""
     to = config.pop("to")
     with pytest.raises(ValueError, match="cannot express this model") as error:
         their_config(linattn.models.LMConfig(vocab_size=20, dim=64, **config), family(to))

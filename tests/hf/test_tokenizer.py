@@ -1,4 +1,4 @@
-"""A run's codec as a tokenizer of transformers: the same tokens, saved and loaded, and what it refuses."""
+"""A run's codec as a tokenizer of transformers: equal tokens, saving and loading, refusals."""
 
 import pytest
 from transformers import AutoTokenizer

@@ -1,4 +1,4 @@
-"""Trainers that take a model apart: TRL's, where it is installed, and the calls by which they do so, everywhere.
+"""Trainers that call parts of a model: TRL's, if installed, and equivalent calls otherwise.
 
 TRL and PEFT are not among the packages of the tests: ``pip install trl peft`` runs the first half of this file.
 """
@@ -44,7 +44,7 @@ def test_the_inner_backbone_answers_as_a_model_of_transformers():
 
 
 def test_the_backbone_is_still_ours():
-    """Positional ids and a state, as generate() and LanguageModel call it; the names of weights are those of LinattnModel."""
+    """Positional ids and a state, as in generate() and LanguageModel; weights have LinattnModel's names."""
     lm, ids = model().eval(), torch.randint(256, (2, 9))
     hidden, state = lm.model(ids, return_state=True)
     assert state.rows == 2 and torch.equal(hidden, lm.model(input_ids=ids).last_hidden_state)
@@ -52,7 +52,7 @@ def test_the_backbone_is_still_ours():
 
 
 def test_gradients_by_way_of_the_backbone_are_those_of_the_model():
-    """Log probabilities from hidden states, as GRPO forms them."""
+    """Log probabilities from hidden states, as in GRPO."""
     lm, ids = model(), torch.randint(256, (2, 9))
     loss = lm(ids, labels=ids).loss
     hidden = lm.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).last_hidden_state
@@ -72,7 +72,7 @@ def adapters():
 
 
 def moved(trainer) -> bool:
-    """Whether training changes what is trained."""
+    """True if training changes the trained weights."""
     trained = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
     trainer.train()
     return any(not torch.equal(p, trained[name]) for name, p in trainer.model.named_parameters() if name in trained)

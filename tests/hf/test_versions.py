@@ -1,7 +1,6 @@
-"""The oldest transformers that is supported and the newest, beside the one that is installed: the same tests, in processes of their own.
+"""The same tests with the oldest and the newest supported transformers, in separate processes.
 
-They lie in folders of their own that come first on such a process's path, the oldest with the huggingface_hub that it wants; what is
-installed stays as it is.
+Both are in folders that come first on the process's path, the oldest with its huggingface_hub; the installed one is unchanged.
 """
 
 import os
@@ -18,7 +17,7 @@ VERSIONS = {
     "5.17.0": ["huggingface_hub==1.33.0", "httpx==0.28.1", "httpcore==1.0.9"],
     "5.24.0": [],  # the first that calls the cache "cache"
 }
-TESTS = {  # and how many there are at least
+TESTS = {  # and their minimum number
     "ours": (["model", "packing", "generate", "generate_state", "generate_assisted", "ordinary", "tokenizer"], 150),
     "theirs": (["load", "load_llama", "load_folder", "export", "patch", "patch_delta", "patch_mamba", "patch_mamba2", "patch_rwkv"], 250),
 }

@@ -1,4 +1,4 @@
-"""Small models of transformers' own classes, away from what they start with."""
+"""Small models of transformers' classes, with weights away from their initial values."""
 
 import torch
 import transformers

@@ -1,4 +1,4 @@
-"""What every mixer inherits: layouts, dtypes, time constants that stay wide, states that are refused, the form."""
+"""The base class of mixers: layouts, dtypes, float32 time constants, refused states, the form."""
 
 import copy
 
@@ -13,7 +13,7 @@ RESUMABLE = [name for name in linattn.mixers.available() if linattn.mixers.info(
 
 
 class Decayed(linattn.Mixer):
-    """Twenty lines of a third party, with a state of its own: the sum of all tokens is added to the output gate."""
+    """A third party's mixer in twenty lines, with its own state: the sum of all tokens is added to the output gate."""
 
     def __init__(self, dim: int, heads: int = 2) -> None:
         super().__init__(dim)
@@ -88,7 +88,7 @@ def test_time_constants_are_float32_under_a_half_default(monkeypatch):
 
 @pytest.mark.parametrize("name", ["gla", "mamba2", "gated_deltanet", "retnet", "rwkv7", "comba"])
 def test_gate_logs_are_float32(name):
-    """In a bfloat16 model and under autocast; q, k, v and what erases go in the low precision, which the fast kernels want."""
+    """In a bfloat16 model and under autocast; q, k, v and erasing vectors have low precision, as the fast kernels require."""
     x = torch.randn(1, 5, 32)
     low = create(name, dim=32).bfloat16()
     r = low.recurrence(x.bfloat16(), CallContext(x))
@@ -118,7 +118,7 @@ def test_form_is_handed_to_the_op(form, monkeypatch):
 
 
 def test_what_stands_in_padding_does_not_matter():
-    """Not even NaN: neither in outputs, nor in gradients, nor in the state."""
+    """Not even NaN affects outputs, gradients or the state."""
     x, mask = torch.randn(2, 8, 32), torch.tensor([[1, 0, 1, 1, 0, 1, 1, 0], [0, 0, 0, 1, 1, 1, 1, 1]]).bool()
     broken = torch.where(mask[..., None], x, torch.nan)
     for name in RESUMABLE:
@@ -193,7 +193,7 @@ def test_a_copy_is_its_own():
 @pytest.mark.parametrize("autocast", [False, True], ids=["bfloat16", "autocast"])
 @pytest.mark.parametrize("name", ["comba", "gated_deltanet2", "precond_gated_deltanet", "rwkv7"])
 def test_what_is_erased_has_the_dtype_of_keys(name: str, autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels for Hopper take no other, so that the portable ones would run in their place."""
+    """Otherwise portable kernels would run in place of Hopper's."""
     seen: list[torch.dtype] = []
 
     def spy(*tensors: torch.Tensor, erase: tuple[torch.Tensor, torch.Tensor], **options: object) -> object:

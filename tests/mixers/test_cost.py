@@ -1,4 +1,4 @@
-"""The cost sheet against real runs and against arithmetic done by hand."""
+"""The cost sheet against real runs and against formulas."""
 
 import time
 
@@ -11,7 +11,7 @@ from linattn.mixers import available, create, info
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])  # in bfloat16 some states are float32 and some not
 def test_state_bytes_and_parameters_are_those_of_a_run(dtype):
-    """At another width and batch than those of the conformance suite, which asks every mixer."""
+    """At another width and batch than in the conformance suite, which covers every mixer."""
     for name in [n for n in available() if info(n).resumable][::8]:
         mixer = create(name, dim=64).to(dtype)
         _, state = mixer(torch.zeros(3, 9, 64, dtype=dtype), return_state=True)
@@ -63,7 +63,7 @@ def test_constant_state_against_a_growing_cache():
     assert long.softmax_cache_bytes - short.softmax_cache_bytes == 1000 * (2 * 64 * 2 + 1)
 
 
-@pytest.mark.parametrize("dim", [1, 9, 30])  # softmax of that width could not turn four heads
+@pytest.mark.parametrize("dim", [1, 9, 30])  # widths at which softmax could not rotate four heads
 def test_the_cache_beside_it_of_widths_that_four_heads_do_not_divide(dim):
     said = linattn.cost("linear", dim=dim, heads=1, tokens=100, batch=3)
     assert said.softmax_cache_bytes == 3 * (100 * (2 * dim * 2 + 1) + 8)
@@ -102,6 +102,6 @@ def test_refusals():
 
 
 def test_fused_attention_is_counted():
-    """One seed that looks at n elements: four linear maps, two of them of all elements, and two products of n by d."""
+    """One seed that attends to n elements: four linear maps, two of them of all elements, and two products of n by d."""
     n, d = 100, 32
     assert linattn.cost("pma", dim=d, tokens=n).flops == 2 * d * d * (2 + 2 * n) + 4 * n * d

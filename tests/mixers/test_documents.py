@@ -1,4 +1,4 @@
-"""What the documents name and what `linattn list` says of it; the kinds that it is grouped by."""
+"""Systems named by the documents, and their lists and kinds in `linattn list`."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from linattn import mixers
 from linattn.mixers.documents import DOCUMENTS, named
 from linattn.mixers.taxonomy import FAMILIES, families
 
-# What each document names, read off it by hand: registered names, or a part of the title where there is no mixer of it.
+# Systems named by each document: registered names, or a part of the title without a mixer.
 INVENTORY = {
     "000": """
         softmax | key-value cache | linear_transformer | linear | similarity in place of softmax | the state KᵀV | rnn | lstm |
@@ -43,7 +43,7 @@ INVENTORY = {
 
 
 def listed(document: str, what: str) -> list[str]:
-    """Titles of the systems in ``document`` that are called ``what``."""
+    """Titles of the systems in ``document`` of the kind ``what``."""
     return [s.title for s in named() if document in s.documents and (s.name == what or what.lower() in s.title.lower())]
 
 

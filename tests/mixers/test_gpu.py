@@ -1,4 +1,4 @@
-"""Every mixer on a GPU: the CPU's numbers, in every layout, and no waiting for the device."""
+"""Every mixer on a GPU: agreement with the CPU in every layout, and no synchronisation."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_numbers_of_the_cpu(name):
     wanted = run(mixer, x.detach().double().requires_grad_(), mask, cu)
     x, mask, cu = arguments("cuda")
     for ours, theirs in zip(run(mixer.cuda(), x.detach().double().requires_grad_(), mask, cu), wanted, strict=True):
-        if ours.ndim > 1 and ours.shape[1] > theirs.shape[1]:  # filler behind the longest of packed sequences, which only a CPU leaves out
+        if ours.ndim > 1 and ours.shape[1] > theirs.shape[1]:  # padding after the longest packed sequence, which only a CPU omits
             ours = ours[:, : theirs.shape[1]]
         torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-9, atol=1e-9)
 
@@ -70,7 +70,7 @@ def test_low_precision_is_finite_and_steady(name):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_numbers_of_the_cpu_in_one_pass(name):
-    """Of what reads in both directions, looks at a context, mixes over a grid, resamples, or does something to each token."""
+    """Of bidirectional, cross, grid, resampling and token-wise mixers."""
     known = info(name)
     mixer = (create_bidirectional if known.bidirectional else create)(name, dim=64).double()
     x, runs = arguments("cpu")[0].detach().double(), []
@@ -80,7 +80,7 @@ def test_numbers_of_the_cpu_in_one_pass(name):
         y = y[0] if isinstance(y, tuple) else y
         weights = torch.linspace(-1, 1, y.numel(), device=device, dtype=y.dtype).view_as(y)
         runs.append([y, *torch.autograd.grad((y * weights).sum(), [here, *mixer.parameters()], materialize_grads=True)])
-    rounded = any(isinstance(m, torch.nn.Hardswish) for m in mixer.modules())  # CUDA's has its sixth in float32, whatever it is given
+    rounded = any(isinstance(m, torch.nn.Hardswish) for m in mixer.modules())  # CUDA's has its 1/6 in float32
     limit = 1e-6 if rounded else 1e-9
     for ours, theirs in zip(runs[1], runs[0], strict=True):
         torch.testing.assert_close(ours.cpu(), theirs, rtol=limit, atol=limit)

@@ -1,4 +1,4 @@
-"""Mixing matrices that are known otherwise, and a check of forms that finds what is wrong."""
+"""Known mixing matrices, and detection of defects by check_forms."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_retention_by_hand():
 
 @pytest.mark.parametrize("name", ["deltanet", "mamba2", "gated_deltanet", "softmax"])
 def test_matrix_times_values(name):
-    """Erasing, skips, shared heads and grouped heads included."""
+    """Including erasure, skips, shared and grouped heads."""
     options = {"softmax": {"kv_heads": 2}, "mamba2": {"head_dim": 16}}.get(name, {})
     mixer, tokens = create(name, dim=32, **options).double(), x()
     call = CallContext(tokens, returning=False)
@@ -85,7 +85,7 @@ class Forgetful(Linear):
 
 
 class Detached(Linear):
-    """Right values, but nothing flows back through the state."""
+    """Right values, but the state is detached."""
 
     def forward(self, x, state=None, **kwargs):
         return super().forward(x, state and {n: t.detach() for n, t in state.items()}, **kwargs)

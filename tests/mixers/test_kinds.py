@@ -1,4 +1,4 @@
-"""The kinds beside causal sequence mixers: what they refuse, what adapts one to another, what a register entry must say."""
+"""The kinds beside causal sequence mixers: refusals, adapters, and required registration fields."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the documentation and ``linattn show`` say of each option."""
+"""Texts of options in the documentation and ``linattn show``."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Names, options and strangers."""
+"""Names, options and third parties."""
 
 import math
 import re
@@ -18,7 +18,7 @@ NINE = {"softmax", "linear", "linear_transformer", "retnet", "gla", "mamba2", "d
 
 @pytest.fixture
 def own_register(monkeypatch):
-    """A register whose changes end with the test, with the plugins not yet looked for."""
+    """Registry restored after the test, with plugins not yet loaded."""
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     monkeypatch.setattr(registry, "_loaded", False)
 
@@ -91,7 +91,7 @@ def test_numbers_of_numpy_and_whole_ones_for_fractions_are_numbers():
 
 
 def test_options_of_a_strangers_type_are_his_own_matter(own_register):
-    """Annotations that say more than numbers, strings and whether are not looked at, and neither are missing ones."""
+    """Annotations other than numbers, strings and booleans, and missing ones, are not checked."""
 
     @registry.register("strange", title="Strange")
     class Strange(linattn.Mixer):
@@ -167,7 +167,7 @@ class Stranger(linattn.mixers.info("linear").cls):
 
 @pytest.fixture
 def distribution(tmp_path, monkeypatch, own_register):
-    """An installed package, as far as Python can tell: modules and the folder of metadata that names them."""
+    """A simulated installed package: modules and a metadata folder."""
 
     def install(module, code, *points):
         (tmp_path / f"{module}.py").write_text(code)

@@ -1,4 +1,4 @@
-"""Patterns fill layers, and what no model can be made of is refused before anything is built."""
+"""Patterns fill layers, and invalid configs are refused before anything is built."""
 
 import pytest
 import torch
@@ -86,7 +86,7 @@ def test_mixer_options_reach_the_mixers():
 
 
 def test_the_preset_of_based():
-    """Layers 1, 6, 11, ... of the authors' models are linear, 2, 7, 12, ... see a window, the others are convolutions."""
+    """Layers 1, 6, 11, ... of the authors' models are linear, 2, 7, 12, ... have a window, the others are convolutions."""
     config = LMConfig.preset("based", dim=32, layers=25)
     assert [i for i, name in enumerate(config.mixer_names) if name == "based"] == [1, 6, 11, 16, 21]
     assert [i for i, name in enumerate(config.mixer_names) if name == "softmax"] == [2, 7, 12, 17, 22]

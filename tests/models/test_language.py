@@ -1,4 +1,4 @@
-"""The backbone: states, masks and packing through the stack, its variants, its start."""
+"""The backbone: states, masks and packing through the stack, variants, initialisation."""
 
 import math
 
@@ -191,7 +191,7 @@ print(linattn.LanguageModel.__name__)
 
 
 def test_blocks_norms_and_scales():
-    """Each written out by hand from the model's own parts."""
+    """Each against explicit formulas from the model's parts."""
     ids = torch.randint(20, (2, 7))
     how = {"vocab_size": 20, "dim": 32, "layers": 2, "mixer": "gla", "norm_eps": 1e-3}
     scales = {"gla": [1.5, 0.5], "swiglu": [1.0, 2.0]}
@@ -220,7 +220,7 @@ def test_blocks_norms_and_scales():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_norm_of_a_block_is_that_of_torch(dtype):
-    """Its kernel serves while gradients are recorded, torch's operations where none are: bit for bit those of torch."""
+    """Its kernel runs with gradients, torch's operations without: both have torch's bits."""
     from linattn.mixers.norms import RMSNorm
     from linattn.ops.cpu import library
 

@@ -108,7 +108,7 @@ def test_compiled_it_has_the_same_gradients():
 
 @pytest.mark.parametrize(("z", "cap"), [(0.0, None), (0.3, 1.5)])
 def test_a_compiled_chunk_is_the_plain_loss(z, cap, monkeypatch):
-    """Its gradient compares tokens with targets where the other one scatters."""
+    """Its gradient compares tokens with targets, while the other scatters."""
     through = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **how: through(function, backend="aot_eager", **how))
     module._compiled.cache_clear()

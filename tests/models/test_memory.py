@@ -1,4 +1,4 @@
-"""What no memory holds is refused in a line, before anything is taken."""
+"""Sizes beyond memory are refused in one line, before allocation."""
 
 import time
 
@@ -23,7 +23,7 @@ HUGE = str(10**12)
     ],
 )
 def test_the_estimate_is_the_number_of_parameters(fields):
-    """But for the norms beside the stack."""
+    """Except for norms beside the stack."""
     config = LMConfig(vocab_size=100, dim=64, **fields)
     with torch.device("meta"):
         model = LanguageModel(config)
@@ -67,7 +67,7 @@ def test_the_command_line(words, says, tmp_path, monkeypatch, capsys):
 
 
 def test_a_model_of_more_layers_than_weights(tmp_path, capsys):
-    """As a damaged config.json may say: nothing is built of it."""
+    """As in a damaged config.json: nothing is built."""
     from dataclasses import asdict
 
     from linattn.models.files import save

@@ -1,4 +1,4 @@
-"""The original Transformer's block, norms behind the residuals, against torch's, with the same weights."""
+"""The original Transformer's block, post-norm, against torch's, with the same weights."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ OPTIONS = {"softmax": {"heads": 4, "rotated": 0, "bias": True, "out_bias": True}
 
 
 def pair(**options):
-    """Our block and torch's, in float64, with norms that are no longer those of a new model."""
+    """Our block and torch's, in float64, with norms away from their initial values."""
     torch.manual_seed(0)
     ours = Block(
         LMConfig(

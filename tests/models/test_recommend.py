@@ -1,4 +1,4 @@
-"""The model of what comes next: causal where it says so, whatever the mixer; padding, files, refusals."""
+"""The recommendation model: causality with every mixer; padding, files, refusals."""
 
 import pytest
 import torch

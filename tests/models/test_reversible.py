@@ -1,4 +1,4 @@
-"""Reversible stacks: the gradients of the plain pass, without what lies between the layers; states and decoding as ever."""
+"""Reversible stacks: the gradients of the plain pass without saved activations between layers; states and decoding."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def model(**fields) -> LanguageModel:
 
 
 def plain(lm: LanguageModel, ids, **how):
-    """The same sums with everything kept."""
+    """The same sums with all activations saved."""
     first = second = lm.model.embedding(ids)
     for layer in lm.model.layers:
         first = first + layer.mixer(layer.mixer_norm(second), **how)
@@ -41,7 +41,7 @@ def test_frozen_parameters_and_autocast():
     loss.backward()
     got = {n for n, p in lm.named_parameters() if p.grad is not None}
     assert got == {n for n, p in lm.named_parameters() if p.requires_grad}
-    with torch.autocast("cpu", torch.bfloat16):  # what the roundings themselves cost is the same on both sides
+    with torch.autocast("cpu", torch.bfloat16):  # rounding errors are equal on both sides
         loss = plain(lm, ids).float().square().mean()
     reference = torch.autograd.grad(loss, lm.model.embedding.weight)[0]
     assert (lm.model.embedding.weight.grad - reference).norm() < 0.01 * reference.norm()
@@ -59,7 +59,7 @@ def test_steps_are_the_whole():
 
 
 def test_memory_does_not_grow_with_depth():
-    """Of what autograd keeps for the way back."""
+    """Memory saved by autograd for backward."""
 
     def kept(**fields):
         lm, bytes_kept = model(**fields), 0

@@ -1,4 +1,4 @@
-"""From sequence to sequence: writing token by token is the whole at once, whatever the mixers; what sees what; padding, files, refusals."""
+"""Sequence to sequence: decoding token by token equals one pass with all mixers; visibility; padding, files, refusals."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def pair(rows=2, source=6, target=5):
 
 
 def written(model, source, mask=None, count=5):
-    """Greedy writing without a state: the whole target anew for every token."""
+    """Greedy decoding without a state: the whole target again for every token."""
     target = torch.full((len(source), 1), STOP)
     for _ in range(count):
         target = torch.cat([target, model(source, target, mask)[:, -1:].argmax(-1)], 1)
@@ -56,7 +56,7 @@ def test_any_cross_mixer(cross):
 
 @pytest.mark.parametrize("roles", ROLES, ids=["softmax", "cosformer", "one for each block"])
 def test_who_sees_what(roles):
-    """A target's token sees the earlier ones and all of the source, padding left out."""
+    """A target's token sees the earlier ones and all of the source except padding."""
     model, (source, target) = made(**roles), pair(1)
     later, other = target.clone(), source.clone()
     later[:, 3:], other[:, -1] = 1 + target[:, 3:] % 6, 1 + source[:, -1] % 8
@@ -70,7 +70,7 @@ def test_who_sees_what(roles):
 
 @pytest.mark.parametrize("spread", [True, False])
 def test_padding_of_a_source_may_stand_anywhere(spread):
-    """Padding before and between its tokens takes no place from them."""
+    """Padding before and between tokens does not change their positions."""
     model, (source, target) = made(spread=spread), pair(1)
     mask = torch.tensor([[False, False, True, True, True, False, True, True, True]])
     padded = torch.zeros(1, 9, dtype=torch.int64).masked_scatter(mask, source)

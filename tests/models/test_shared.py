@@ -1,4 +1,4 @@
-"""What layers of one kind pass on through a model (RWKV-7's first values) reaches them however the model is run."""
+"""Tensors shared by layers of one kind (RWKV-7's first values) in all ways of running a model."""
 
 import warnings
 from pathlib import Path
@@ -24,7 +24,7 @@ def model(dim=32, layers=5) -> LanguageModel:
 
 
 class Stack(nn.Module):
-    """The layers alone, [B, T, D] -> [B, T, D], as DDP and FSDP2 get them in turn."""
+    """The layers alone, [B, T, D] -> [B, T, D], for DDP and FSDP2."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def test_the_face_for_transformers():
 
 
 def test_kinds_do_not_mix(monkeypatch):
-    """Another mixer that passes something on beside RWKV-7: each gets its own."""
+    """Another mixer that shares tensors beside RWKV-7: each gets its own."""
 
     class Counter(Mixer):
         shares = True

@@ -1,4 +1,4 @@
-"""What the configs of all models share: files of configs that were written before they shared it, and the checks."""
+"""The common base of configs: older config files, and checks."""
 
 import json
 

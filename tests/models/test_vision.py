@@ -1,4 +1,4 @@
-"""The image model: any mixer that reads both ways, any resolution, files, and norms that fold away."""
+"""The image model: any bidirectional mixer, any resolution, files, and folding of norms."""
 
 import json
 import math
@@ -22,7 +22,7 @@ def images(count: int = 3, height: int = 8, width: int = 8, channels: int = 1) -
 
 @pytest.mark.parametrize("mixer", [*OURS, "performer", "softmax", "efficient_attention, focused"])
 def test_every_mixer_that_reads_both_ways(mixer):
-    """Logits of any size of image; each depends on every pixel, and every parameter learns."""
+    """Logits for any image size; each depends on every pixel, and every parameter gets a gradient."""
     model = ImageModel(ImageConfig(mixer=mixer, classes=7, **TINY | {"layers": 2}))
     for height, width in ((8, 8), (12, 6), (2, 2)):
         assert model(images(2, height, width)).shape == (2, 7)
@@ -129,7 +129,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
 
 @pytest.mark.parametrize("mixer", ["slab", "focused", "agent", "mobile", "linear_transformer"])
 def test_norms_fold_away(mixer):
-    """After training the norms of SLAB are part of the linear maps behind them: the same logits without them, at any resolution."""
+    """After training SLAB's norms fold into the linear maps after them: equal logits at any resolution."""
     torch.manual_seed(0)
     model = ImageModel(ImageConfig(mixer=mixer, norm="prepbn", norm_steps=3, **TINY | {"layers": 2}))
     for _ in range(5):
@@ -182,7 +182,7 @@ BLOCK = (
 
 
 def test_a_whole_model_of_the_authors_of_slab():
-    """By the names of their weights, the class token that they do not use among them; its norms turn and fold away."""
+    """By their weights' names, including an unused class token; norms become batch norms and fold."""
     tiny = {"image_size": (14, 14), "classes": 3, "dim": 8, "layers": 2, "norm_steps": 6, "mixer_options": {"slab": {"heads": 2}}}
     model = ImageModel(ImageConfig.preset("slab", **tiny)).double()
     weights = {".".join(THEIRS.get(word, word) for word in name.split(".")): t.clone() for name, t in model.state_dict().items()}

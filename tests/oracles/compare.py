@@ -1,4 +1,4 @@
-"""How oracle tests measure."""
+"""Error measures of oracle tests."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class Error(float):
-    """A relative error. Whoever listens hears of each that a test finds below its bound, with the precision it was computed in.
+    """A relative error. Errors below a test's bound are reported to listeners, with the precision of the computation.
 
-    Not where the bound is loose: there an estimate is compared with what it estimates (random features), and no code with other code.
+    Errors with a loose bound are not: those compare an estimate (random features) with its expectation instead of two implementations.
     """
 
     TIGHT = 1e-3
@@ -36,7 +36,7 @@ class Error(float):
 
 
 def distance(got: Tensor, wanted: Tensor, least: float = 0.0) -> Error:
-    """‖got − wanted‖ / ‖wanted‖, and at ``least`` that divided by."""
+    """‖got − wanted‖ / max(‖wanted‖, ``least``)."""
     error = Error(((got - wanted).norm() / wanted.norm().clamp(min=least)).item())
     error.dtype = min(got.dtype, wanted.dtype, key=lambda dtype: dtype.itemsize)
     return error
@@ -48,13 +48,13 @@ def fla(file: str) -> ModuleType:
 
 
 def naive_distance(mixer: Mixer, naive: Callable[[Recurrence], Tensor], x: Tensor) -> float:
-    """Between a mixer and the same projections put through somebody else's recurrence ``naive``."""
+    """Distance of a mixer from the same projections run through another library's recurrence ``naive``."""
     with torch.no_grad():
         return distance(mixer(x), mixer.read(naive(mixer.project(x, CallContext(x))), x))
 
 
 def take(mixer: Mixer, weights: Mapping[str, Tensor], lines: Iterable[Line]) -> Mixer:
-    """``mixer`` with what a layer's ``weights`` are by the table that models of the kind are read by."""
+    """Load a layer's ``weights`` into ``mixer`` by the conversion table of its family."""
     shapes, own = {name: t.shape for name, t in mixer.state_dict().items()}, {}
     for line in lines:
         own |= zip(line.ours, line.read([weights[name] for name in line.theirs], [shapes[name] for name in line.ours]), strict=True)
@@ -64,7 +64,7 @@ def take(mixer: Mixer, weights: Mapping[str, Tensor], lines: Iterable[Line]) -> 
 
 @torch.no_grad()
 def assert_pieces(mixer: Mixer, x: Tensor, wanted: Tensor, lengths: list[int], bound: float = 1e-5) -> None:
-    """What the mixer gives for ``x`` is ``wanted``, at once and from its state piece by piece."""
+    """Assert that the mixer's output for ``x`` is ``wanted``, in one pass and in pieces with the state."""
     assert distance(mixer(x), wanted) < bound
     state, y = None, []
     for piece in x.split(lengths, 1):
@@ -76,9 +76,9 @@ def assert_pieces(mixer: Mixer, x: Tensor, wanted: Tensor, lengths: list[int], b
 def assert_graded(
     ours: Callable[..., Tensor], theirs: Callable[..., Tensor], x: Tensor, weights: Iterable[Tensor] = (), tolerance: float = 1e-12
 ) -> None:
-    """Two layers that hold the same ``weights`` give the same output for ``x``, and gradients for both along a random direction.
+    """Assert that two layers with the same ``weights`` agree in outputs for ``x`` and gradients of both along a random direction.
 
-    Errors are relative to the norm, or to 1 where that is less: the gradient of a key's bias under softmax is nothing but rounding.
+    Errors are relative to the norm, at least 1: the gradient of a key's bias under softmax is only rounding.
     """
     runs = []
     for layer in (ours, theirs):
@@ -92,7 +92,7 @@ def assert_graded(
 
 
 def assert_decoding(ours: Mixer, theirs: nn.Module, cache: object) -> None:
-    """Two layers of 32 channels read 19 tokens and then one after the other, ours with a state and theirs with a cache."""
+    """Compare two layers of 32 channels in a prefill of 19 tokens and single steps, ours with a state and theirs with a cache."""
     from linattn.hf.cache import name_of_cache
 
     x, state = torch.randn(2, 24, 32), None
@@ -106,7 +106,7 @@ def assert_decoding(ours: Mixer, theirs: nn.Module, cache: object) -> None:
 
 
 def assert_left_padding(ours: Mixer, theirs: Callable[..., Tensor]) -> None:
-    """Two layers of 32 channels give the same where tokens are real, of rows that begin with none and with six that are not."""
+    """Compare two layers of 32 channels on real tokens, in rows with no and six tokens of left padding."""
     mask = torch.arange(21) >= torch.tensor([0, 6])[:, None]
     x = torch.randn(2, 21, 32)
     y, wanted = ours(x, mask=mask), theirs(x, attention_mask=mask)

@@ -1,4 +1,4 @@
-"""What the tests of mixers of images share: weights and tokens that other code can be given too, and what it made of them."""
+"""Shared by tests of image mixers: weights and tokens reproducible in other code, and its recorded results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.oracles.standins import Anything
 
 
 def waved(module: nn.Module) -> nn.Module:
-    """``module`` in float64, its parameters in the order of their names filled with sines: no generator is needed to do it again."""
+    """``module`` in float64, its parameters filled with sines in the order of their names, which is reproducible without a generator."""
     with torch.no_grad():
         for place, (_, p) in enumerate(sorted(module.double().named_parameters())):
             p.copy_(0.4 * torch.sin(1.0 + place + math.sqrt(2.0) * torch.arange(p.numel())).view(p.shape))
@@ -36,7 +36,7 @@ def tokens(height: int, width: int, dim: int) -> Tensor:
 
 
 def assert_figures(mixer: Mixer, x: Tensor, side: int, values: Sequence[float], gradients: Sequence[float]) -> None:
-    """``values`` are every hundredth of what the authors' code gives for ``x`` with waved weights, and ``gradients`` those of Σ y³."""
+    """Compare with every hundredth of the authors' ``values`` for ``x`` with :func:`waved` weights, and ``gradients`` of Σ y³."""
     x = x.clone().requires_grad_()
     y = over_grid(waved(mixer), x, side, side)
     (gradient,) = torch.autograd.grad(y.pow(3).sum(), x)
@@ -45,7 +45,7 @@ def assert_figures(mixer: Mixer, x: Tensor, side: int, values: Sequence[float], 
 
 
 def assert_loop(mixer: Mixer, x: Tensor, shape: tuple[int, int], loop: Tensor) -> None:
-    """The mixer gives ``loop``, the paper's equations token by token, and so do its gradients."""
+    """Compare values and gradients of the mixer with ``loop``, the paper's equations token by token."""
     y = over_grid(mixer, x, *shape)
     assert distance(y, loop) < 1e-12
     g = torch.randn_like(y)
@@ -56,7 +56,7 @@ def assert_loop(mixer: Mixer, x: Tensor, shape: tuple[int, int], loop: Tensor) -
 
 
 def shaken(mixer: Mixer) -> Mixer:
-    """The mixer in float64 with weights that are nowhere zero or one."""
+    """The mixer in float64 with weights away from zero and one."""
     with torch.no_grad():
         for p in mixer.double().parameters():
             p.add_(0.3 * torch.randn_like(p))
@@ -78,7 +78,7 @@ def convolved(image: Tensor, weight: Tensor, bias: Tensor | float = 0.0) -> Tens
 
 @cache
 def timm() -> ModuleType:
-    """timm's EfficientVit; timm is not to be found before or after, and of torchvision, which it asks for, nothing is called here."""
+    """timm's EfficientVit, importable only here; torchvision, which it requires, is a stub."""
     root = wheels.path("timm==1.0.31") / "timm"
     places = {"timm": root, "timm.models": root / "models", "timm.data": None}
     places |= dict.fromkeys(("torchvision", "torchvision.ops", "torchvision.ops.misc"))
@@ -97,7 +97,7 @@ def timm() -> ModuleType:
 
 
 def compared(theirs: nn.Module, ours: Mixer, x: Tensor, height: int, width: int) -> tuple[float, float]:
-    """Distances of values and of gradients, of tokens and of weights, after the names of theirs were loaded into ours."""
+    """Distances of values and of gradients of tokens and weights, after loading their weights into ours."""
     ours.load_state_dict(theirs.state_dict())
     inputs = x.clone().requires_grad_(), x.clone().requires_grad_()
     y, wanted = ours(inputs[0], height, width), to_tokens(theirs(to_image(inputs[1], height, width)))

@@ -1,4 +1,4 @@
-"""What the tests of mixtures of experts share: their definition token by token, weights that route unevenly, a comparison."""
+"""Shared by tests of mixtures of experts: the definition token by token, weights with uneven routing, comparisons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.oracles.compare import distance
 
 
 def uneven(name: str, **options) -> Routed:
-    """A mixture of width 16 in float64 with a router of strong opinions."""
+    """A mixture of width 16 in float64 with sharp, uneven routing."""
     torch.manual_seed(0)
     m = ffn.create(name, 16, 24, **options).double()
     nn.init.normal_(m.router.weight, std=0.7)
@@ -19,7 +19,7 @@ def uneven(name: str, **options) -> Routed:
 
 
 def loop(m: Routed, x: Tensor, capacity: int) -> tuple[Tensor, int]:
-    """The mixture on x [G, S, D], one token and one choice after the other, and how many tokens no expert took."""
+    """The mixture on x [G, S, D], token by token and choice by choice, and the number of dropped tokens."""
     groups, dropped = [], 0
     for tokens in x:
         scores = (tokens @ m.router.weight.T).softmax(-1)
@@ -65,7 +65,7 @@ def assert_same(ours: list[Tensor], theirs: list[Tensor], leaves: tuple[list[Ten
 
 
 def assert_loop(m: Routed, x: Tensor, capacity: int) -> None:
-    """Values, losses, what was dropped, and gradients are those of the definition; in training, where there is room for so many."""
+    """Compare values, losses, dropped tokens and gradients with the definition; ``capacity`` applies in training."""
     x = x.requires_grad_()
     with ffn.reports() as told:
         y = m(x)

@@ -1,4 +1,4 @@
-"""Attention under a mask that a test draws with two loops, in float64: what patterns are compared with, gradients too."""
+"""Attention under a mask built by two loops, in float64: the reference of patterns, with gradients."""
 
 from __future__ import annotations
 

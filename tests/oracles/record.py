@@ -1,6 +1,6 @@
-"""Run the oracle tests and keep the largest errors that they found: ``python -m tests.oracles.record [NAME...]``, without names all anew.
+"""Run oracle tests and record their largest errors: ``python -m tests.oracles.record [NAME...]``, without names all.
 
-They lie in the package, where ``linattn show`` and the atlas read them.
+The file is in the package, where ``linattn show`` and the atlas read it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def tests() -> dict[str, Path]:
 
 
 class Recorder:
-    """A plugin of pytest that hears of every error and keeps those of tests that pass, by file and precision."""
+    """Pytest plugin that records the errors of passing tests, by file and precision."""
 
     def __init__(self) -> None:
         self.found: dict[Path, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -48,7 +48,7 @@ class Recorder:
 
 
 def recorded(files: Iterable[Path]) -> Recorder:
-    """What the tests in ``files`` find.
+    """Errors found by the tests in ``files``.
 
     Raises:
         SystemExit: where one fails.

@@ -18,7 +18,7 @@ NONE = [None] * 4  # of the scales of quantised matrices
 
 @cache
 def package(*, seven: bool = False) -> ModuleType:
-    """Its model file, uncompiled, with version 7 or with those before; what it sets in torch for the whole process is set back."""
+    """Its model file, uncompiled, for version 7 or earlier ones; restores the torch settings that it changes."""
     environment = {"RWKV_JIT_ON": "0", "RWKV_CUDA_ON": "0", "RWKV_V7_ON": "1" if seven else "0"}
     cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, torch._C._jit_set_autocast_mode(True)
@@ -32,7 +32,7 @@ def package(*, seven: bool = False) -> ModuleType:
 
 
 def norm(x: Tensor) -> Tensor:
-    """The layer norm that the package's layers begin with, without weights: our mixers get what comes out of it."""
+    """The weightless layer norm at the start of the package's layers, whose output is our mixers' input."""
     return nn.functional.layer_norm(x, x.shape[-1:])
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the kernels of the similarity share: the quadratic formula."""
+"""Shared by tests of kernel attention: the quadratic formula."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def assert_forms(mixer: Mixer, x: Tensor) -> None:
 
 
 def assert_bidirectional(mixer: Mixer, x: Tensor) -> None:
-    """Without causality padding and packing change nothing, rows and sequences stay apart, and a state is refused."""
+    """Assert that without causality padding and packing change nothing, rows and sequences are independent, and a state is refused."""
     y, lengths = mixer(x), [x.shape[1] - 5, 5]
     mask = torch.arange(x.shape[1]) >= 5
     padded = mixer(x, mask=mask.expand(x.shape[:2]))

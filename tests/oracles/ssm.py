@@ -1,4 +1,4 @@
-"""Other people's state-space kernels, and the equations in a loop."""
+"""Other libraries' state-space kernels, and the equations as a loop."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.oracles import wheels
 
 @cache
 def espnet_s4() -> ModuleType:
-    """ESPnet's copy of models/s4/s4.py of state-spaces/s4; what else of ESPnet it imports is empty here, and einsum does for opt_einsum.
+    """ESPnet's copy of models/s4/s4.py of state-spaces/s4; other imports from ESPnet are stubs, and einsum replaces opt_einsum.
 
-    One slip of the copy is mended: ``cauchy_naive``, which it uses where there is no CUDA, sums over half of the conjugate pairs
+    One error of the copy is corrected: ``cauchy_naive``, which it uses where there is no CUDA, sums over half of the conjugate pairs
     only, unlike the original and unlike the copy's own steps (test_s4.py shows it).
     """
     einsum, components = ModuleType("opt_einsum"), ModuleType("espnet2.asr.state_spaces.components")

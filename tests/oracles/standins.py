@@ -1,4 +1,4 @@
-"""Modules of a wheel whose imports are not installed: nothing of those is called."""
+"""Import of a wheel's modules with stubs for imports that are not installed and not called."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from tests.oracles import wheels
 
 
 class Anything:
-    """What a missing import is bound to; may be subscripted, as in an annotation, and is the latest version of everything.
-
-    As a decorator it leaves things as they are.
-    """
+    """Stub of a missing import: may be subscripted, as in annotations, compares as the latest version, and is an identity decorator."""
 
     def __new__(cls, *args, **kwargs):
         return args[0] if len(args) == 1 and isfunction(args[0]) and not kwargs else super().__new__(cls)
@@ -31,7 +28,7 @@ class Anything:
 
 
 def module(requirement: str, file: str, **missing: str) -> ModuleType:
-    """As :func:`wheels.module`, with ``missing`` modules (``__`` for a dot) standing in: names that are imported from them, by spaces."""
+    """As :func:`wheels.module`, with stubs for ``missing`` modules (``__`` for a dot): names imported from them, separated by spaces."""
     with pytest.MonkeyPatch.context() as patch:
         for name, names in missing.items():
             parts = name.replace("__", ".").split(".")

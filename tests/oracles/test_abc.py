@@ -48,7 +48,7 @@ def test_values_states_and_gradients(heads, slots, size):
 
 
 def test_controls_that_would_overflow():
-    """exp(1000) is infinite in float64; a larger control later only fades the slot."""
+    """exp(1000) is infinite in float64; a larger later control only decays the slot."""
     mixer = create("abc", dim=32, heads=2, slots=16).double()
     with torch.no_grad():
         mixer.s_proj.weight.copy_(1000 * torch.eye(32))

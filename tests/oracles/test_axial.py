@@ -33,7 +33,7 @@ def test_wheel(height, width):
 
 
 def test_decoder():
-    """A token hears of every one before it in the order of rows, and of none after it."""
+    """A token depends on all earlier ones in the order of rows, and on no later one."""
     ours = create("axial", dim=32, causal=True).double()
     height, width = 4, 3
     x = torch.randn(1, height * width, 32, dtype=torch.float64, requires_grad=True)

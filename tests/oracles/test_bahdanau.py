@@ -16,7 +16,7 @@ def made(hidden=24):
 
 
 def loop(mixer, x, context):
-    """Word by word: how well it fits, then the mean of the context with these weights."""
+    """Word by word: scores, then the weighted mean of the context."""
     rows, w, u = [], mixer.q_proj.weight, mixer.k_proj
     for states, words in zip(x, context, strict=True):
         for s in states:
@@ -36,7 +36,7 @@ def espnet(mixer, x, context, lengths):
     module.make_pad_mask = lambda lengths: torch.arange(9) >= torch.tensor(lengths)[:, None]
     theirs = module.AttAdd(16, 16, mixer.score.in_features).double()
     weights = {"mlp_enc.weight": mixer.k_proj.weight, "mlp_enc.bias": mixer.k_proj.bias, "mlp_dec.weight": mixer.q_proj.weight}
-    theirs.load_state_dict({**weights, "gvec.weight": mixer.score.weight, "gvec.bias": torch.randn(1).double()})  # moves all scores alike
+    theirs.load_state_dict({**weights, "gvec.weight": mixer.score.weight, "gvec.bias": torch.randn(1).double()})  # shifts all scores
     return torch.stack([theirs(context, lengths, s, None, scaling=1.0)[0] for s in x.unbind(1)], 1)
 
 

@@ -1,4 +1,4 @@
-"""BaseConv against its equation, token by token in float64, with weights under the names that the authors' code gives them."""
+"""BaseConv against its equation, token by token in float64, with weights under the authors' names."""
 
 import torch
 

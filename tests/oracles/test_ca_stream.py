@@ -55,7 +55,7 @@ def test_loop(heads):
 
 
 def test_a_class_token_of_zeros_takes_the_mean():
-    """The limit that the paper starts from: attention that tells no place from another is global average pooling."""
+    """The paper's starting point: uniform attention is global average pooling."""
     mixer, features = create("ca_stream", dim=16).double(), torch.randn(2, 7, 16, dtype=torch.float64)
     token = torch.zeros(2, 1, 16, dtype=torch.float64)
     assert distance(mixer(token, features), mixer.proj(features.mean(1, keepdim=True))) < 1e-12

@@ -1,8 +1,8 @@
 """GBST against charformer-pytorch with the same weights, and character by character.
 
-Theirs is given a mask, for without one it pads sequences to a multiple of 12 with zeros that then count: in the means at the end and, where
-it is calibrated, as characters that are looked at. Its convolution is of each channel, and looks ahead alone; ours, of all channels and to
-both sides, is given the product of its two maps.
+Theirs gets a mask, since without one it pads sequences to a multiple of 12 with zeros that count in the means at the end and, if
+calibrated, as characters. Its convolution is depthwise and anticausal; ours, over all channels and both directions, gets the product
+of its two maps.
 """
 
 import pytest
@@ -16,7 +16,7 @@ from tests.oracles.images import shaken
 
 
 class Given(nn.Module):
-    """Stands for their embedding: the characters' vectors, whatever their ids."""
+    """Replacement of their embedding that returns given vectors."""
 
     x: torch.Tensor
 
@@ -91,7 +91,7 @@ def test_character_by_character(calibrated, length, kernel_size):
 
 
 def test_padding_where_it_is_calibrated():
-    """Scores look at real characters alone."""
+    """Scores include only real characters."""
     ours = shaken(create("charformer", dim=8, calibrated=True))
     x = torch.randn(2, 9, 8, dtype=torch.float64)
     mask = torch.arange(9) < torch.tensor([[9], [5]])

@@ -23,7 +23,7 @@ def test_large_clusters_fall_into_chunks():
 
 
 def test_refresh_is_kmeans():
-    """Two heaps of tokens and two centres: each ends in the middle of one; a third, far away, stays."""
+    """Two clusters and two centres: each converges to one mean; a third, distant centre stays."""
     ours = create("cluster_former", dim=4, heads=1, clusters=3, rotary=False).double()
     heaps = torch.tensor([[10.0, 0, 0, 0], [0, 10.0, 0, 0]], dtype=torch.float64)
     x = heaps.repeat_interleave(20, 0) + 0.1 * torch.randn(40, 4, dtype=torch.float64)

@@ -2,7 +2,7 @@
 
 idiap/fast-transformers does the clustering in C++ that must be compiled (hash_cpu.cpp, cluster_cpu.cpp); the loops follow it: a bit is
 q · plane > offset, the nearest centre is the first of several, a centre's bit is that of most of its hashes (0 if they are even),
-nine times, then a last assignment. One difference is meant: a centre without hashes stays, where theirs is drawn anew.
+nine times, then a last assignment. One difference is intended: an empty centre stays, while theirs is drawn anew.
 """
 
 import pytest
@@ -56,7 +56,7 @@ def test_loops(name, length, count):
 
 @pytest.mark.parametrize(("name", "options"), [("clustered", {"clusters": 40}), ("improved_clustered", {"clusters": 3, "top": 40})])
 def test_softmax_is_the_limit(name, options):
-    """A cluster for every query, or every key among the best ones; gradients too."""
+    """One query per cluster, or all keys in the top ones; with gradients."""
     ours, softmax = create(name, dim=32, **options).double(), create("softmax", dim=32, causal=False, rotated=0).double()
     softmax.load_state_dict({n: t for n, t in ours.state_dict().items() if n.endswith("weight")})
     x = torch.randn(2, 40, 32, dtype=torch.float64, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Comba against fla-core's chunkwise form, and the one of its two references that is at odds with it."""
+"""Comba against fla-core's chunkwise form, and the one of its references that differs from it."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.oracles.compare import distance, fla
 
 
 def pieces(mixer, x):
-    """fla's arguments from a mixer's: its v is not scaled by β yet."""
+    """fla's arguments from a mixer's: its v is not yet scaled by β."""
     r = mixer.project(x, CallContext(x))
     beta = mixer.b_proj(x).sigmoid()
     return {"q": r.q, "k": r.k, "v": r.v / beta[..., None], "p": r.erase[0], "g": r.decay, "beta": beta}
@@ -27,8 +27,9 @@ def test_fla(correction):
 
 
 def test_the_feedback_reads_the_state_before_it_fades():
-    """fla's naive_recurrent_comba is not what its own chunkwise reference and both of its kernels compute: it lets p read the
-    faded state. With p / α in p's place, which reads there what p reads before, it agrees."""
+    """fla's naive_recurrent_comba is not what its own chunkwise reference and both of its kernels compute: it lets p read the / decayed
+    state. With p / α in place of p it agrees.
+    """
     torch.manual_seed(1)
     mixer, x = create("comba", dim=64), torch.randn(2, 40, 64)
     with torch.no_grad():
@@ -42,7 +43,7 @@ def test_the_feedback_reads_the_state_before_it_fades():
 
 
 def test_projections():
-    """k of unit length, p weaker than k, and d taken off the query."""
+    """k of unit length, p weaker than k, and d subtracted from the query."""
     torch.manual_seed(2)
     mixer, x = create("comba", dim=32, correction=0.3), torch.randn(1, 9, 32)
     r = mixer.project(x, CallContext(x))

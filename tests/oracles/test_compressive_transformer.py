@@ -1,4 +1,4 @@
-"""The Compressive Transformer: compressed slots are a memory before the memory, for which transformers' XLNet attention stands."""
+"""The Compressive Transformer: compressed slots extend the memory of transformers' XLNet attention."""
 
 import pytest
 import torch

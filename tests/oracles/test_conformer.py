@@ -54,12 +54,12 @@ def test_pieces_of_queries(monkeypatch):
 
 @pytest.mark.parametrize("check", [bidirectional.check_padding, bidirectional.check_packed, calls.check_rows])
 def test_out_of_training(check):
-    """Where the batch norm no longer looks at the batch, padding and other rows change nothing."""
+    """With frozen batch statistics padding and other rows change nothing."""
     check(lambda dim: create("conformer", dim=dim).eval())
 
 
 def test_statistics_are_those_of_real_tokens():
-    """Padded rows train to the statistics of the same tokens without padding."""
+    """Padded rows give the statistics of the same tokens without padding."""
     a, b = (create("conformer", dim=32, kernel_size=1).double() for _ in range(2))
     b.load_state_dict(a.state_dict())
     x = torch.randn(1, 10, 32, dtype=torch.float64)

@@ -24,7 +24,7 @@ def test_quadratic_formula(causal, tokens):
 
 
 def test_the_least_denominator():
-    """Where a row's similarities sum to less than 1e-6, that is divided by."""
+    """Sums of similarities below 1e-6 are replaced by it."""
     mixer, x = create("cosformer", dim=64, length=100).double(), 3e-4 * torch.randn(2, 70, 64, dtype=torch.float64)
     with torch.no_grad():
         mixer.q_proj.bias.zero_(), mixer.k_proj.bias.zero_()

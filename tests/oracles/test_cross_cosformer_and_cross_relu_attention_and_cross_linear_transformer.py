@@ -85,7 +85,7 @@ def test_figures_of_the_authors_code(name):
 
 
 def test_the_estimate_is_of_the_real_tokens():
-    """Padding of the context does not make the target longer, and a target that comes in pieces knows where it is."""
+    """Padding of the context does not lengthen the estimate, and a target in pieces keeps its positions."""
     mixer, x, context = create("cross_cosformer", dim=32).double(), torch.randn(1, 6, 32).double(), torch.randn(1, 9, 32).double()
     mask = torch.arange(9)[None] < 5
     y = mixer(x, context, context_mask=mask)

@@ -13,7 +13,7 @@ from tests.oracles.compare import assert_graded, assert_pieces, fla
 @pytest.mark.parametrize("piece", [256, 16])  # queries at a time
 @torch.no_grad()
 def test_fla(piece):
-    """Its first similarity is that of queries and keys, ours that of keys: the same where queries are keys."""
+    """Its first similarity is between queries and keys, ours between keys, so queries equal keys here."""
     torch.manual_seed(0)
     mixer, x = create("deltaformer", dim=64), 2 * torch.randn(2, 75, 64)
     mixer.piece = piece

@@ -1,4 +1,4 @@
-"""Decaying fast weights against the paper's recurrence; and the operation beneath, where its quadratic form overflows."""
+"""Decaying fast weights against the paper's recurrence; and its operation, where the quadratic form overflows."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_the_operation(dtype, tolerance, strength):
 
 
 def test_resets_and_packed_sequences():
-    """-inf in either decay empties what it names: nothing from before moves a bit after it, as at the start of a sequence."""
+    """-inf in either decay resets its rows or columns: earlier tokens change no bit after it, as at the start of a sequence."""
     q, k, v = (torch.randn(1, 90, 2, 4) for _ in range(3))
     a, b = (-torch.rand(1, 90, 2, 4) for _ in range(2))
     a[:, 37] = -torch.inf

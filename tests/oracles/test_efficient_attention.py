@@ -40,7 +40,7 @@ def test_causal_is_bidirectional_on_every_prefix(size):
 
 
 def test_keys_that_would_overflow():
-    """exp of a key of 1000 is infinite in float64; a later key that is larger still only fades the earlier ones."""
+    """exp of a key of 1000 is infinite in float64; a larger later key only decays the earlier ones."""
     mixer = create("efficient_attention", dim=32).double()
     with torch.no_grad():
         mixer.k_proj.weight.copy_(1000 * torch.eye(32))

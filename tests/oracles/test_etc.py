@@ -75,7 +75,7 @@ def test_padding_of_segments():
 
 
 def test_one_set_of_weights_and_a_wide_radius_is_softmax():
-    """As the authors say of it: then nothing is left but a Transformer's attention."""
+    """It reduces to a Transformer's attention then, as the authors say."""
     ours = create("etc", dim=32, global_tokens=3, radius=30).double()
     softmax = create("softmax", dim=32, causal=False, rotated=0, bias=True, out_bias=True).double()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The mixture of experts against transformers' Mixtral with the same weights; tests/ffn has it against every expert on every token."""
+"""The mixture of experts against transformers' Mixtral with the same weights; tests/ffn compares with every expert on every token."""
 
 import torch
 from transformers.models.mixtral import MixtralConfig

@@ -47,7 +47,7 @@ def test_shift_and_norm_of_keys():
 
 
 def test_a_long_memory_fades_exactly():
-    """After 20000 tokens the sums of gates are large; the score between neighbours is still exact in float32."""
+    """After 20000 tokens the sums of gates are large, but scores of neighbours are still exact in float32."""
     torch.manual_seed(3)
     mixer = create("fox", dim=32, heads=1, pro=False)
     double = create("fox", dim=32, heads=1, pro=False).double()

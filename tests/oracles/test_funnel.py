@@ -1,4 +1,4 @@
-"""The Funnel's layer that pools against transformers' encoder of one block more, with the same weights; its way back against theirs."""
+"""The Funnel's layer that pools against transformers' encoder of one block more, with the same weights; upsampling against theirs."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def theirs(depth, attention_type, separate_cls):
             p.add_(0.3 * torch.randn_like(p))
 
     def call(x, mask):
-        """x as it comes into block ``depth`` when 2^(depth - 1) times as many tokens came into the first."""
+        """Input x of block ``depth``, for 2^(depth - 1) times as many tokens in the first."""
         length = x.shape[1] * 2 ** (depth - 1)
         inputs = structure.init_attention_inputs(x.new_zeros(x.shape[0], length, 32), attention_mask=x.new_ones(x.shape[0], length))
         for _ in range(depth - 1):
@@ -41,7 +41,7 @@ def theirs(depth, attention_type, separate_cls):
 
 
 def lend(ours, layer):
-    """Give ours the weights of theirs."""
+    """Copy their weights into ours."""
     for a, b in (("q_proj", "q_head"), ("k_proj", "k_head"), ("v_proj", "v_head"), ("o_proj", "post_proj"), ("norm", "layer_norm")):
         setattr(ours, a, getattr(layer, b))
     ours.content_bias, ours.position_bias = layer.r_w_bias, layer.r_r_bias

@@ -35,12 +35,12 @@ def test_values_and_gradients(value_heads, tokens):
     (gx, _), (wx, wa) = (_gradients(layer, x, dtype) for layer, dtype in ((ours, torch.float32), (theirs.double(), torch.float64)))
     assert distance(gx, wx) < 1e-5
     _, ga = _gradients(ours.double(), x, torch.float64)
-    # Theirs has a float32 inside whatever it is given, and this sum over tokens cancels: it is off by 5e-6 of the summands' sizes.
+    # Theirs computes partly in float32, and this sum over tokens cancels: it errs by 5e-6 of the summands' magnitudes.
     assert distance(ga, wa, _summands(ours, x.double())) < 1e-5 or tokens == 1
 
 
 def _summands(mixer, x):
-    """The norm of the sum of the sizes of what the gradient of A_log is a sum of: a decay is exp(A_log) times what the token says."""
+    """Norm of the sum of the magnitudes of the summands of A_log's gradient: a decay is exp(A_log) times a function of the token."""
     call = CallContext(x)
     r = mixer.project(x, call)
     (g,) = torch.autograd.grad(mixer.read(mixer.attend(r, call), x).square().sum(), r.decay)

@@ -9,7 +9,7 @@ from tests.oracles.compare import distance, fla
 
 
 def gates(mixer, x):
-    """What fla's recurrence takes: q, k of unit length and v behind convolutions, the decay's logarithm, b and w, [B, T, H, ...]."""
+    """Arguments of fla's recurrence: q, k of unit length and v behind convolutions, the decay's logarithm, b and w, [B, T, H, ...]."""
     q, k, v = mixer.conv(mixer.qkv_proj(x), CallContext(x)).unflatten(-1, (3, mixer.heads, mixer.size)).unbind(2)
     q, k = (t * (t.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for t in (q, k))
     low, high = mixer.decay_proj
@@ -25,7 +25,7 @@ def read(mixer, o, x):
 
 
 def loop(q, k, v, g, b, w):
-    """Fade, let b k read, take that off the gated value, write along k."""
+    """Decay, read with b k, subtract from the gated value, write along k."""
     s, outputs = k.new_zeros(*k.shape[:1], *k.shape[2:], v.shape[-1]), []
     for t in range(k.shape[1]):
         s = g[:, t, ..., None].exp() * s

@@ -45,7 +45,7 @@ def test_gradients():
 
 
 def test_two_reflections_turn_by_twice_their_angle():
-    """β = 2 twice is a rotation: what one delta step of a symmetric transition cannot do (the paper's point)."""
+    """β = 2 twice is a rotation: impossible for one delta step, whose transition is symmetric (the paper's argument)."""
     angle = torch.tensor(0.3, dtype=torch.float64)
     first, second = torch.tensor([1.0, 0.0], dtype=torch.float64), torch.stack([angle.cos(), angle.sin()])
     k = torch.stack([first, second]).view(1, 1, 2, 2)  # one token, one head, two substeps

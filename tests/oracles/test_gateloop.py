@@ -11,7 +11,7 @@ from tests.oracles.compare import distance
 
 
 def complex_recurrence(mixer, x):
-    """Token by token: [T, D] -> what the queries read [T, D], and the angles [T, D]."""
+    """Token by token: [T, D] -> outputs [T, D], and the angles [T, D]."""
     heads = mixer.heads
     q, k, v = ((x @ p.weight.T).view(len(x), heads, -1) for p in (mixer.q_proj, mixer.k_proj, mixer.v_proj))
     magnitude = torch.sigmoid(x @ mixer.decay_proj.weight.T + mixer.decay_proj.bias)
@@ -42,9 +42,9 @@ def test_values_and_gradients(heads):
 
 @torch.no_grad()
 def test_the_phase_after_a_hundred_thousand_tokens():
-    """In float32, where a sum of so many angles would be off by tenths of a turn, in one pass and in pieces."""
+    """In float32, where a sum of so many angles would err by tenths of a turn, in one pass and in pieces."""
     mixer = create("gateloop", dim=32, heads=4)
-    mixer.angle_proj.bias.add_(3.0)  # always the same way round
+    mixer.angle_proj.bias.add_(3.0)  # always in the same direction
     mixer.decay_proj.bias.add_(2.0)
     x = torch.randn(1, 100_000, 32)
     for pieces in (x.split(100_000, 1), x.split([1, 40_000, 7, 59_991, 1], 1)):
@@ -55,5 +55,5 @@ def test_the_phase_after_a_hundred_thousand_tokens():
         exact = torch.tensor([math.fsum(column) for column in angles.T.tolist()], dtype=torch.float64)
         turns = (state["phase"][0] - exact) / (2 * math.pi)
         assert (turns - turns.round()).abs().max() < 1e-10
-    mixer, tail = mixer.double(), 600  # σ(2)^600 is nothing
+    mixer, tail = mixer.double(), 600  # σ(2)^600 is negligible
     assert distance(y[0].double(), block(mixer, x[0, -tail:].double())[-1:]) < 1e-5

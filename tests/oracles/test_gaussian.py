@@ -31,7 +31,7 @@ def test_quadratic_formula(causal):
 
 
 def test_long_keys_weigh_little():
-    """The difference from softmax: of two keys in the same direction the one near the query wins, not the longer one."""
+    """Unlike softmax: of two keys in the same direction the one nearer to the query gets more weight, not the longer one."""
     mixer = create("gaussian", dim=32, heads=1, random_features=20_000, eps=0.0).double()
     mixer.redraw(torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -51,7 +51,7 @@ def test_values_states_and_gradients(heads, slots, tau):
 
 
 def test_slots_that_hardly_fade_are_filled_exactly():
-    """1 - α in float32 would be 0 where α is nearer to 1 than float32 tells."""
+    """1 - α would be 0 in float32 where α rounds to 1."""
     mixer = create("gsa", dim=32, tau=1e6)
     x = torch.randn(1, 300, 32)
     exact = create("gsa", dim=32, tau=1e6).double()

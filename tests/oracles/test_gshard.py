@@ -19,7 +19,7 @@ def test_definition(options):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_wheel(training):
-    """Some choices are refused on both sides; they balance by E² times the mean of the shares' products, as we do."""
+    """Some choices exceed the capacity on both sides; their balancing loss is E² times the mean of the shares' products, like ours."""
     ours = uneven("gshard", capacity=1.25, eval_capacity=2.0).train(training)
     theirs = wheels.module("mixture-of-experts==0.2.3", "mixture_of_experts/mixture_of_experts.py").MoE(
         16, num_experts=8, hidden_dim=24, second_policy_train="all", second_policy_eval="all"
@@ -40,7 +40,7 @@ def test_wheel(training):
 
 
 def test_the_second_expert_by_chance():
-    """A second choice of share g stays with the chance g / threshold, a first one always; out of training all stay."""
+    """A second choice of weight g is kept with probability g / threshold, a first one always; in evaluation all are."""
     m = uneven("gshard", threshold=0.5, capacity=None)
     gates = torch.tensor([[[0.9, 0.1], [0.6, 0.4]]], dtype=torch.float64)
     torch.manual_seed(0)

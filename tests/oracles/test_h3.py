@@ -1,4 +1,4 @@
-"""H3: its diagonal kernel against the authors' as ESPnet keeps it, the layer against its equations with both states in a loop."""
+"""H3: its diagonal kernel against ESPnet's copy of the authors', the layer against its equations with both states in a loop."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def diagonal(ours):
 
 
 def loop(ours, x):
-    """The equations: keys pushed onto a shift register, then the bilinear step of a continuous system, one token at a time."""
+    """The equations: keys enter a shift register, then the bilinear step of a continuous system, token by token."""
     d, n = ours.head_dim, ours.state_size
     a = torch.complex(-ours.log_A_real.exp(), ours.A_imag)
     dt, b, c = ours.log_dt.exp()[:, None], torch.view_as_complex(ours.B), torch.view_as_complex(ours.C)

@@ -24,7 +24,7 @@ def tokens(length=40):
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_hard_attention_is_the_limit_of_larger_scores(causal):
-    """Softmax of β times the scores comes near as exp(-β gap) with the gap between the two best: to the last bit in the end."""
+    """Softmax of β times the scores converges as exp(-β gap), with the gap between the two best, to equal bits."""
     x, hard = tokens(), made("hard_attention", causal=causal)
     errors = []
     for beta in (1e2, 1e4, 1e6, 1e8):
@@ -37,7 +37,7 @@ def test_hard_attention_is_the_limit_of_larger_scores(causal):
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_topk_lies_between(causal):
-    """One token: hard attention. All tokens: softmax, gradients too. In between it comes nearer to softmax with every token."""
+    """k = 1: hard attention. All tokens: softmax, with gradients. The distance from softmax falls with k."""
     x, soft = tokens(), made("softmax", causal=causal)
     hard = made("hard_attention", soft, causal=causal)
     one, every = (made("topk", soft, k=k, causal=causal) for k in (1, 40))
@@ -49,7 +49,7 @@ def test_topk_lies_between(causal):
 
 
 def test_ties():
-    """Tokens that fit equally well: hard attention is their mean, the limit of softmax, and top-k has all that are as good as the k-th."""
+    """Ties: hard attention is their mean, the limit of softmax, and top-k includes all ties with the k-th."""
     x = tokens(1).detach()[:1].expand(-1, 4, -1)
     for name, options in (("hard_attention", {}), ("topk", {"k": 2})):
         mixer = made(name, rotary=False, **options)
@@ -67,7 +67,7 @@ def recurrence(mixer, x, v):
 ])  # fmt: skip
 @pytest.mark.parametrize("causal", [True, False])
 def test_wheel(name, options, theirs, causal):
-    """Gradients too: straight through for hard attention on both sides."""
+    """With gradients: straight-through for hard attention on both sides."""
     attend = wheels.module("x-transformers==2.31.10", "x_transformers/attend.py").Attend(causal=causal, heads=2, **theirs)
     mixer, x = made(name, causal=causal, **options), tokens()
     r = mixer.recurrence(x, CallContext(x, returning=False))

@@ -41,7 +41,7 @@ def test_fla():
 
 
 def test_the_floor_of_a_feature():
-    """A softmax that underflows still reads and writes a little."""
+    """An underflowing softmax still reads and writes a little."""
     mixer, x = create("hedgehog", dim=32), 1e4 * torch.randn(1, 9, 32)
     r = mixer.recurrence(x, CallContext(x))
     assert r.q.min() == r.k.min() == torch.tensor(1e-12)

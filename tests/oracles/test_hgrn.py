@@ -41,7 +41,7 @@ def test_gates_near_zero_and_one():
 
 
 def hgru(w, x, lower_bound):
-    """Hgru1d of hgru-pytorch by its equations, with its names and real numbers alone: [B, T, D] -> outputs, both parts of the state."""
+    """Hgru1d of hgru-pytorch by its equations, with its names, in real numbers: [B, T, D] -> outputs, both parts of the state."""
     linear = lambda name, t: F.linear(t, w[f"{name}.weight"], w[f"{name}.bias"])  # noqa: E731
     inputs = F.silu(linear("input_proj", x)).unflatten(-1, (-1, 2))
     kept = lower_bound + (1 - lower_bound) * torch.sigmoid(linear("lambda_proj", x))
@@ -87,7 +87,7 @@ def test_where_angles_start():
     assert create("hgrn", dim=64).bfloat16().theta is None
 
 
-# All that look at numbers, but "state_bytes", which asks for the default; the state is twice as large.
+# All checks of numbers except "state_bytes", which uses the default; the state is twice as large.
 COMPLEX = ("shape", "empty", "causality", "past", "rows", "finite", "resume", "packed", "padding", "untouched", "saved")
 
 

@@ -20,7 +20,7 @@ def pair(heads=3, size=8):
         theirs.o_norm.weight,
         theirs.forget_gate.dt_bias,
         theirs.forget_gate.A_log,
-    ):  # away from ones and from what memory holds
+    ):  # away from ones and uninitialised memory
         torch.nn.init.normal_(parameter, std=0.5)
     ours = create("kda", dim=32, heads=heads, size=size, eps=config.rms_norm_eps)
     ours.load_transformers(theirs.state_dict())

@@ -26,7 +26,7 @@ def test_quadratic_formula():
 
 
 def test_bidirectional():
-    """Against performer-pytorch's attention, which adds nothing to the denominator: so neither does ours here."""
+    """Against performer-pytorch's attention, without an epsilon in the denominator on both sides."""
     mixer, x = create("linear_transformer", dim=64, causal=False).double(), torch.randn(2, 41, 64, dtype=torch.float64)
     q, k, v = projected(mixer, x)
     similarity = (F.elu(q) + 1) @ (F.elu(k) + 1).mT

@@ -16,7 +16,7 @@ def test_wheel(length, shared):
     ours = create("linformer", dim=32, slots=5, length=20, shared=shared).double()
     with torch.no_grad():
         theirs.to_out.bias.zero_()  # ours has none
-        if shared:  # theirs shares the whole value then, ours the projection alone
+        if shared:  # theirs then shares the whole value, ours only the projection
             ours.v_proj.weight.copy_(theirs.to_k.weight)
     names = {"q_proj": "to_q", "k_proj": "to_k", "v_proj": "to_v", "o_proj": "to_out"}
     for a, b in names.items():

@@ -15,7 +15,7 @@ GRADIENTS = [-18.533341593, 6.76454060594, 5.50312020566, 37.7198549847, 16.9387
 
 
 def loop(mixer, x):
-    """Token by token and pair by pair: a key is divided by its own norm, or its channels by theirs over what a query may read."""
+    """Token by token and pair by pair: a key is divided by its norm, or its channels by their norms over the visible tokens."""
     q, k, v = projected(mixer, x)
     q, k, n = F.elu(q), F.elu(k), x.shape[1]
     rows = []
@@ -49,9 +49,9 @@ def test_forms_states_and_rows(key_norm):
 
 
 def test_figures_of_the_authors_layer():
-    """Their layer takes a causal mask and does not look at it: these figures are the same with and without one.
+    """Their layer ignores its causal mask: these figures are the same with and without one.
 
-    So theirs is ours with ``causal=False``, which reads later tokens; causal, as the model around it needs it, none does.
+    So it equals ours with ``causal=False``, which reads later tokens.
     """
     x = tokens(5, 5, 16).requires_grad_()
     theirs = waved(create("linrec", dim=16, heads=4, causal=False))

@@ -35,7 +35,7 @@ def test_local_attention(theirs, causal):
 @pytest.mark.parametrize("length", [1, 7, 8, 50])
 @pytest.mark.parametrize(("block", "memory", "causal"), [(8, 3, True), (8, 12, True), (5, 0, True), (8, 3, False), (4, 9, False)])
 def test_loops(length, block, memory, causal):
-    """Section 3.2: the memory block is the query block and m positions before it; rotary positions as everywhere."""
+    """Section 3.2: the memory block is the query block and m positions before it; rotary positions as in all patterns."""
     ours = create("local", dim=32, block=block, memory=memory, causal=causal).double()
 
     def sees(i, j):

@@ -40,7 +40,7 @@ def test_equal_weights_are_mamba2():
 
 
 def test_out_of_reach():
-    """Four levels hold 2³ tokens: the ninth does not see the first eight, but itself."""
+    """Four levels hold 2³ tokens: the ninth sees only itself."""
     torch.manual_seed(1)
     mixer, x = create("log_linear", dim=32, levels=4).double(), torch.randn(1, 9, 32, dtype=torch.float64)
     r = mixer.project(x, CallContext(x))

@@ -11,12 +11,12 @@ def make(seed, **options):
     torch.manual_seed(seed)
     mixer = create("log_linear_gdn", dim=32, heads=2, **options)
     torch.nn.init.normal_(mixer.level_scale, std=3.0)
-    torch.nn.init.normal_(mixer.dt_bias, mean=-3.0)  # fades that leave something after 20 tokens
+    torch.nn.init.normal_(mixer.dt_bias, mean=-3.0)  # decays with a remainder after 20 tokens
     return mixer
 
 
 def pairs(mixer, x):
-    """What the recurrence gives, [B, T, H, V]: for every pair of tokens the product of all transitions between them."""
+    """Outputs of the recurrence, [B, T, H, V], by the product of all transitions between each pair of tokens."""
     r = mixer.project(x, CallContext(x))
     group = mixer.value_heads // mixer.heads
     q, k = (t.repeat_interleave(group, 2) for t in (r.q, r.k))

@@ -1,4 +1,4 @@
-"""Longformer against transformers' layer with the same weights, and, for gaps and the causal model, against loops."""
+"""Longformer against transformers' layer with the same weights, and, for dilation and the causal model, against loops."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_transformers(count):
 @pytest.mark.parametrize("length", [1, 6, 30])
 @pytest.mark.parametrize("causal", [True, False])
 def test_gaps(length, causal):
-    """Dilated windows: transformers has none."""
+    """Dilated windows, which transformers lacks."""
     window, dilations = 2, (1, 3)
     ours = create("longformer", dim=32, window=window, dilations=dilations, global_tokens=0, causal=causal).double()
 

@@ -12,7 +12,7 @@ from tests.oracles.ssm import decoded
 
 @pytest.fixture(autouse=True)
 def double():
-    """It makes its outputs in the default dtype."""
+    """Set the default dtype, in which it allocates outputs."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     yield
@@ -30,7 +30,7 @@ def pair(**options):
 
 
 def block(mixer, y):
-    """SequenceLayer of minimal-LRU: two maps, one the gate of the other."""
+    """SequenceLayer of minimal-LRU: two maps, one gating the other."""
     first, second = (F.linear(F.gelu(y), w, b) for w, b in zip(mixer.o_proj.weight.chunk(2), mixer.o_proj.bias.chunk(2), strict=True))
     return first * torch.sigmoid(second)
 

@@ -52,7 +52,7 @@ def test_padding_on_the_left():
 
 @pytest.mark.parametrize("pattern", ["mva", "mvs", "mqa", "mka", "mha"])
 def test_patterns(pattern):
-    """Head by head in float64: which of x, B and C a head has of its own, and which the first one has for all."""
+    """Head by head in float64: which of x, B and C are per head, and which are shared."""
     mixer = create("mamba2", dim=32, head_dim=16, state_size=12, pattern=pattern).double()
     for parameter in (mixer.D, mixer.norm.weight, mixer.conv.bias):
         torch.nn.init.normal_(parameter)

@@ -1,7 +1,7 @@
-"""Mamba-3, with one rank and several, against its recurrence gone through step by step in float64.
+"""Mamba-3, with one rank and several, against its recurrence step by step in float64.
 
-The authors' references lie in tests of a package that needs a GPU to be built, so the steps are written out here from the
-paper's equations: the trapezoid rule with its two terms, rotations by accumulated angles, and the gates.
+The authors' references are in tests of a package that needs a GPU to be built, so the steps are written here from the paper's
+equations: the trapezoid rule with its two terms, rotations by accumulated angles, and the gates.
 """
 
 import math

@@ -7,7 +7,7 @@ from tests.oracles.compare import distance
 
 
 def test_one_rank_is_mamba3():
-    """Up to which channels make a pair: those of B and C are put in the other order."""
+    """Up to the pairing of channels: those of B and C are reordered."""
     torch.manual_seed(0)
     ours, plain = create("mamba3_mimo", dim=32, rank=1, state_size=12).double(), create("mamba3", dim=32, state_size=12).double()
     order = torch.tensor([0, 2, 4, 6, 8, 10, 1, 3, 5, 7, 9, 11])  # half after half, from pair after pair

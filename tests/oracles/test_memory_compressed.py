@@ -1,8 +1,8 @@
 """Memory-compressed attention against memory-compressed-attention with the same weights.
 
-It is compared without a mask: theirs is the wrong way round, so that an all-true one hides every key but the learned one. Theirs scales by
-the root of the whole width and not of a head's: our queries are scaled to that. It pads short sequences in front, we at the end, so
-lengths are multiples of the rate; the others are compared with a loop.
+Compared without a mask: theirs is inverted, so that an all-true one hides every key but the learned one. Theirs scales by the root of
+the whole width instead of a head's, so our queries are rescaled. It pads short sequences in front, we at the end, so lengths are
+multiples of the rate; others are compared with a loop.
 """
 
 import pytest

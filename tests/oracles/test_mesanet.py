@@ -59,13 +59,13 @@ def test_a_few_steps_are_those_of_conjugate_gradients():
     basis = torch.linalg.qr(torch.stack([q, a @ q, a @ a @ q], 1))[0]
     best = basis @ torch.linalg.solve(basis.T @ a @ basis, basis.T @ q)
     eye = torch.eye(15, dtype=torch.float64)[None, :, None]
-    weights = mixer.attend(replace(r, v=eye), CallContext(x, returning=False))[0, -1, 0]  # what the token takes from each value
+    weights = mixer.attend(replace(r, v=eye), CallContext(x, returning=False))[0, -1, 0]  # weights of the values
     fades = torch.stack([r.decay[0, j + 1 :, 0].sum().exp() for j in range(15)])
     assert distance(weights, fades * (r.k[0, :, 0] @ best)) < 1e-9
 
 
 def test_derivatives_against_finite_differences():
-    """Second ones too: the backward pass solves equations whose solution has gradients of its own."""
+    """Also second derivatives: the backward pass solves equations that are differentiable themselves."""
     torch.manual_seed(3)
     mixer, x = create("mesanet", dim=8, heads=2).double(), torch.randn(1, 5, 8, dtype=torch.float64, requires_grad=True)
     _, state = mixer(torch.randn(1, 3, 8, dtype=torch.float64), return_state=True)
@@ -98,7 +98,7 @@ def test_steps_leave_nothing_for_the_backward_pass():
 
 @pytest.mark.parametrize("size", [1e-30, 1e30])
 def test_gradients_of_any_size(size):
-    """No square under- or overflows on the way back."""
+    """Squares neither under- nor overflow in the backward pass."""
     torch.manual_seed(4)
     mixer, x = create("mesanet", dim=32), torch.randn(1, 20, 32, requires_grad=True)
     y = mixer(x)

@@ -1,4 +1,4 @@
-"""Latent attention against transformers' KimiLinearAttention with the same weights, which makes the keys and values of every head."""
+"""Latent attention against transformers' KimiLinearAttention with the same weights, which materialises keys and values of every head."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def causal(queries, keys):
     return torch.full((queries, keys), -torch.inf).triu(keys - queries + 1)[None, None]
 
 
-@pytest.mark.parametrize("rank", [6, 40])  # below and above what a head has
+@pytest.mark.parametrize("rank", [6, 40])  # below and above a head's size
 @pytest.mark.parametrize("tokens", [1, 37])
 def test_values_and_gradients(rank, tokens):
     ours, theirs, _ = pair(kv_lora_rank=rank)
@@ -52,4 +52,4 @@ def test_decoding_with_a_cache():
         y.append(o)
         wanted.append(theirs(piece, causal(piece.shape[1], past), cache)[0])
     assert distance(torch.cat(y, 1), torch.cat(wanted, 1)) < 1e-5
-    assert state["k"].shape == (2, 24, 1, 12 + 6)  # one latent a token, however many heads
+    assert state["k"].shape == (2, 24, 1, 12 + 6)  # one latent per token for any number of heads

@@ -59,7 +59,7 @@ def test_decoding_with_a_state():
 
 @pytest.mark.parametrize("tokens", [1, 70])
 def test_without_a_stabiliser(tokens):
-    """The paper's equations as they stand, in float64, where e^15 does no harm."""
+    """The paper's equations unchanged, in float64, where e^15 is harmless."""
     ours = pair()[0].double()
     ours.eps = 0.0
     x = torch.randn(2, tokens, 64, dtype=torch.float64)
@@ -79,7 +79,7 @@ def test_without_a_stabiliser(tokens):
 
 
 def test_long_memories_do_not_drift():
-    """20000 tokens that write almost nothing and forget almost nothing, in float32 against float64."""
+    """20000 tokens with weak writes and weak decay, in float32 against float64."""
     ours = pair()[0]
     with torch.no_grad():
         ours.i_proj.bias.fill_(-12.0)

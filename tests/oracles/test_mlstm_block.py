@@ -1,4 +1,4 @@
-"""The block of the first xLSTM against the package xlstm's mLSTMLayer and, around it, mLSTMBlock, with the same weights."""
+"""The block of the original xLSTM against the package xlstm's mLSTMLayer and, around it, mLSTMBlock, with the same weights."""
 
 import importlib
 import sys
@@ -25,7 +25,7 @@ def package():
 
 
 def pair(dim=32, heads=4, tokens=75):
-    """Theirs knows the longest sequence beforehand. No parameter is at a special value."""
+    """Theirs is built for a maximum length. No parameter is at a special value."""
     layer = package()
     config = layer.mLSTMLayerConfig(embedding_dim=dim, num_heads=heads, context_length=tokens)
     theirs = layer.mLSTMLayer(config).double()
@@ -47,7 +47,7 @@ def steps(theirs, x):
 
 @pytest.mark.parametrize("dim", [32, 96])  # 96 is rounded up to 192 inside
 def test_steps(dim):
-    """Their states start at m = 0 here, as ours: outputs and states are the same to the last digits."""
+    """Their states start at m = 0 here, like ours: outputs and states agree to the last digits."""
     ours, theirs = pair(dim)
     x = torch.randn(2, 40, dim, dtype=torch.float64)
     with torch.no_grad():
@@ -60,7 +60,7 @@ def test_steps(dim):
 
 
 def test_gradients_of_the_parallel_form():
-    """Of every parameter. Without what is added to the normaliser, which they divide by another m."""
+    """Of every parameter, without the epsilon of the normaliser, which they divide by another m."""
     ours, theirs = pair()
     ours.eps, cell = 0.0, theirs.mlstm_cell
     parallel, cell.backend_fn = cell.backend_fn, lambda **given: parallel(**given, eps=0.0)
@@ -91,7 +91,7 @@ def test_a_model_of_blocks():
 
 
 def test_the_beginning():
-    """As theirs, but for the biases of convolutions, which are 0 in all of our mixers."""
+    """As theirs, except for biases of convolutions, which are 0 in all our mixers."""
     theirs, ours = package().mLSTMLayer(package().mLSTMLayerConfig(embedding_dim=512, context_length=8)), create("mlstm_block", dim=512)
     wanted = create("mlstm_block", dim=512)
     wanted.load_xlstm(theirs.state_dict())

@@ -1,4 +1,4 @@
-"""Mixture of memories against Gated DeltaNet on the tokens of each memory, by fla-core's recurrence, and its limit of one memory."""
+"""Mixture of memories against Gated DeltaNet on the tokens of each memory, by fla-core's recurrence, and the limit of one memory."""
 
 import pytest
 import torch

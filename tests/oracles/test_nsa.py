@@ -1,4 +1,4 @@
-"""Native sparse attention: each branch against fla-core's, and all of it against the equations written with loops."""
+"""Native sparse attention: each branch against fla-core's, and the whole against the equations as loops."""
 
 from functools import partial
 
@@ -33,14 +33,14 @@ def test_fla(blocks):
     wanted, _ = naive.naive_nsa_compression(r.q, k_mean, v_mean, 4, 0.25)
     assert distance(branch(mixer, x, 0), wanted) < 1e-5
     indices = naive.naive_nsa_topk(r.q, k_mean, blocks, 4, 0.25)
-    values = r.v.repeat_interleave(2, 2)  # the oracle makes room for its output by the values' heads
+    values = r.v.repeat_interleave(2, 2)  # the oracle allocates its output by the values' heads
     q, k = r.q, r.k.repeat_interleave(2, 2)
     wanted = naive.naive_nsa_selection(q, k, values, indices.repeat_interleave(2, 2), 4)
     assert distance(branch(mixer, x, 1), wanted) < 1e-5
 
 
 def loops(mixer, x):
-    """Query by query: the means of complete blocks, the blocks that these make matter most, the window."""
+    """Query by query: the means of complete blocks, the blocks selected by them, the window."""
     r = mixer.project(x, CallContext(x))
     tokens, heads, size = r.q.shape[1:]
     rows = []

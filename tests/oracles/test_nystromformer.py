@@ -11,8 +11,8 @@ pytest.importorskip("transformers")
 
 
 def both(landmarks, length, heads=4):
-    """Our layer and theirs with the same parameters. Theirs starts the inverse of each row and head from its own norm when told so;
-    by the config it cannot be, which fails on a wrong key."""
+    """Our layer and theirs with the same parameters. An attribute makes theirs initialise the inverse of each row and head by its own norm;
+    the config's option fails on a wrong key."""
     from transformers.models.nystromformer.modeling_nystromformer import NystromformerConfig, NystromformerSelfAttention
 
     config = NystromformerConfig(
@@ -37,7 +37,7 @@ def test_transformers(landmarks, length):
 
 
 def test_theirs_hears_of_the_batch():
-    """By default theirs takes the norm of the whole batch, so that a row's output hangs on the others; ours does not."""
+    """By default theirs uses the norm of the whole batch, so that rows depend on each other; ours does not."""
     ours, theirs = both(4, 24)
     theirs.init_option = "original"
     x = 3 * torch.randn(2, 24, 32, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Parallax against fla-core's, against the mean and the covariance that it is made of, and its limit."""
+"""Parallax against fla-core's, against its definition by mean and covariance, and its limit."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""PaTH attention and PaTH-FoX against fla-core's blockwise form, and in float64 against reflections carried out one by one."""
+"""PaTH attention and PaTH-FoX against fla-core's blockwise form, and in float64 against explicit reflections."""
 
 from functools import partial
 

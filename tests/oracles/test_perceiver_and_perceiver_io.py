@@ -22,7 +22,7 @@ OPTIONS = {"latents": 5, "layers": 2, "heads": 4, "cross_heads": 2, "widening": 
 
 
 def lend(ours, theirs):
-    """Give our layer the modules of theirs."""
+    """Copy their modules into our layer."""
     attention = theirs.attention.self
     pairs = {
         "norm_q": attention.layernorm1, "q_proj": attention.query, "k_proj": attention.key, "v_proj": attention.value,
@@ -35,7 +35,7 @@ def lend(ours, theirs):
 
 
 def encoders(mixer, blocks):
-    """Their encoder with weights that are nowhere 0 or 1, lent to ours."""
+    """Their encoder with weights away from 0 and 1, copied to ours."""
     from transformers.models.perceiver.modeling_perceiver import PerceiverEncoder
 
     theirs = shaken(PerceiverEncoder(config(num_blocks=blocks), kv_dim=32))
@@ -65,7 +65,7 @@ def test_transformers(length):
 
 
 def test_blocks_look_again():
-    """Three blocks with the layers of one; the second and the third look at the input with the same weights."""
+    """Three blocks share the layers of one; the second and third attend to the input with the same weights."""
     ours = create("perceiver", dim=32, blocks=3, **OPTIONS).double()
     theirs, other = encoders(ours, 1), encoders(create("perceiver", dim=32, **OPTIONS), 1).cross_attention
     lend(ours.encoder.again, other)
@@ -84,7 +84,7 @@ def test_blocks_look_again():
 
 @pytest.mark.parametrize("residual", [True, False])
 def test_transformers_io(residual):
-    """With outputs; blocks work on without another look."""
+    """With outputs; later blocks do not attend to the input."""
     from transformers.models.perceiver.modeling_perceiver import PerceiverBasicDecoder
 
     ours = create("perceiver_io", dim=32, blocks=2, residual=residual, **OPTIONS).double()

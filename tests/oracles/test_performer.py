@@ -56,7 +56,7 @@ def test_causal_relu():
 
 
 def test_causal_softmax():
-    """Without ε every stabiliser cancels: theirs, the largest of all keys, and ours, the largest so far."""
+    """Without ε any stabiliser cancels: theirs, the maximum of all keys, and ours, the running maximum."""
     performer, theirs, ours = layer()
     x, ours.causal, ours.eps = 3 * torch.randn(2, 75, 64, dtype=torch.float64), True, 0.0
     q, k, v = projected(ours, x)
@@ -67,7 +67,7 @@ def test_causal_softmax():
 
 
 def test_the_stabiliser_token_by_token():
-    """With ε: what is in the state fades by as much as the largest exponent so far has grown."""
+    """With ε: the state decays by the growth of the running maximum."""
     ours, x = create("performer", dim=64).double(), 5 * torch.randn(2, 50, 64, dtype=torch.float64)
     q, k, v = projected(ours, x)
     w, m = ours.projection, ours.projection.shape[0]
@@ -139,7 +139,7 @@ def test_bad_options_are_refused():
 
 
 def trained(mixer, steps, *, seed=0, passes=1):
-    """``mixer`` after some steps; the random features after each."""
+    """Train ``mixer`` for some steps; returns its random features after each."""
     optimizer, seen = torch.optim.SGD(mixer.parameters(), lr=0.1), []
     batches = torch.randn(30, passes, 2, 7, 32, generator=torch.Generator().manual_seed(seed))
     for step in range(*steps):
@@ -171,7 +171,7 @@ def test_redrawing_while_training():
 
 
 def test_redrawing_in_training_that_is_resumed():
-    """In a new mixer with another seed of its own, from a state_dict; and in a copy."""
+    """In a new mixer with another seed, from a state_dict; and in a copy."""
     whole, first, second = redrawing(), redrawing(), redrawing(seed=5)
     trained(whole, (10,))
     trained(first, (4,))
@@ -202,7 +202,7 @@ def test_only_training_redraws():
 
 
 def test_checkpointing_and_saving_of_a_model_that_redraws(tmp_path):
-    """Recomputed passes see the features of the first; save_pretrained keeps what the next ones follow from."""
+    """Recomputation uses the features of the first pass; save_pretrained keeps the seed of the next ones."""
     import linattn
     from linattn.hf import LinattnForCausalLM
 

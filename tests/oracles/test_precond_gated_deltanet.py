@@ -103,7 +103,7 @@ def test_a_squash_of_1_is_gated_deltanet():
 
 @torch.no_grad()
 def test_a_repeated_token_does_not_make_the_state_grow():
-    """With β up to 2 and keys written half as long again, a token's own direction would be multiplied by -2 each time."""
+    """With β up to 2 and written keys 1.5 times as long, a token's direction would be multiplied by -2 each time."""
     torch.manual_seed(3)
     mixer = create("precond_gated_deltanet", dim=32, negative_eigenvalues=True, squash=2.0).double()
     mixer.A_log.fill_(-30.0)  # nothing fades

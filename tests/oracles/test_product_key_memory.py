@@ -9,7 +9,7 @@ from tests.oracles.compare import distance
 
 
 def every_key(m, x):
-    """All keys of every head scored, the best taken."""
+    """Exhaustive search over all keys of every head."""
     q = m.q_proj(x).unflatten(-1, (2, m.heads, -1))
     q = m.q_norm(q.flatten(0, -2)).view(q.shape)
     y = torch.zeros_like(x)
@@ -46,7 +46,7 @@ def test_wheel(norm, training):
     ours.train(training), theirs.train(training)
     x = torch.randn(3, 11, 32, dtype=torch.float64)
     runs = []
-    mask = torch.ones(3 * 2 * 2, 11, dtype=torch.bool)  # without one their batch norm takes tokens for channels, and fails
+    mask = torch.ones(3 * 2 * 2, 11, dtype=torch.bool)  # without one their batch norm treats tokens as channels and fails
     for m, how in ((ours, {}), (theirs, {"input_mask": mask} if norm == "batch" else {})):
         leaf = x.clone().requires_grad_()
         y = m(leaf, **how)

@@ -1,4 +1,4 @@
-"""The errors that `linattn show` tells: heard where a test bounds them, kept where it passes, and recorded for every mixer."""
+"""Errors in `linattn show`: reported where a test bounds them, kept if it passes, and recorded for every mixer."""
 
 import math
 

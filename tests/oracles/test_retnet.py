@@ -34,7 +34,7 @@ def parallel(mixer, x, heads):
 
 def test_torchscale_parallel_form():
     mixer = create("retnet", dim=64, heads=4).double()
-    mixer.norm.eps = 0.0  # only without it do the normalisations of the scores cancel
+    mixer.norm.eps = 0.0  # without it the normalisations of the scores cancel
     x = torch.randn(2, 150, 64, dtype=torch.float64)
     assert distance(mixer(x), parallel(mixer, x, 4)) < 1e-12
 

@@ -31,7 +31,7 @@ def test_quadratic_formula(causal):
 
 
 def test_fla():
-    """A numerator and, with ones as values, a denominator by somebody else's recurrence."""
+    """Numerator and, with ones as values, denominator by another library's recurrence."""
     mixer, x = learned().float(), torch.randn(2, 75, 64)
     r, naive = mixer.project(x, CallContext(x)), fla("linear_attn").naive_recurrent_linear_attn
     sums, total = (naive(r.q, r.k, v, scale=1.0, normalize=False)[0] for v in (r.v, torch.ones_like(r.v)))

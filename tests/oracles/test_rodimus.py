@@ -10,7 +10,7 @@ from tests.oracles.compare import distance, fla
 
 
 def parts(mixer, x):
-    """q, the tempered key, the gated value and the logarithm of the decay, [B, T, ...], and what is added to what is read."""
+    """q, the tempered key, the gated value and the logarithm of the decay, [B, T, ...], and the skip term."""
     u = x @ mixer.u_proj.weight.T
     h = mixer.conv(u, CallContext(x))
     gate = F.softplus(h @ mixer.select_proj.weight.T + mixer.select_proj.bias)
@@ -64,7 +64,7 @@ def test_values_states_and_gradients(dim, state_size):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-6)])
 def test_logarithm_of_a_small_softplus(dtype, tolerance):
-    """From where the softplus is 0 in either dtype to where it is its argument, with derivatives that are finite."""
+    """From where the softplus is 0 in either dtype to where it equals its argument, with finite derivatives."""
     x = torch.tensor([-1e4, -700.0, -100.0, -16.0, -15.0, -14.0, -1.0, 0.0, 3.0, 19.0], dtype=dtype, requires_grad=True)
     y = log_softplus(x)
     exact = x.detach().double()

@@ -43,7 +43,7 @@ def test_one_cluster_of_all_is_softmax():
 
 
 def test_learn():
-    """Centres go where the tokens nearest to them are, and stay where there are none."""
+    """Centres move to the means of their nearest tokens; empty ones stay."""
     ours = create("routing", dim=8, heads=1, clusters=3).double()
     x = torch.randn(2, 9, 8, dtype=torch.float64)
     before = ours.centres[0].clone()

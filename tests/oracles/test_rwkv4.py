@@ -99,13 +99,13 @@ def test_layers_start_as_theirs():
     for i, theirs in enumerate(RwkvModel(config).blocks):
         for mine, their, lines in ((ours[2 * i].mixer, theirs.attention, TIME), (ours[2 * i + 1].mixer, theirs.feed_forward, CHANNEL)):
             wanted, own = their.state_dict(), mine.state_dict()
-            # not time_first, where they take ones_like of what they mean to start from
+            # except time_first, which theirs fills by ones_like instead of its intended start
             for name in (n for line in lines for n in line.theirs if n.startswith(("time_mix", "time_decay"))):
                 assert distance(own[name], wanted[name].flatten()) < 1e-6, (i, name)
 
 
 def test_a_row_of_padding_alone_keeps_an_empty_state():
-    """Its sums counted every token of padding, at a weight that no later token would see."""
+    """Otherwise its sums would count padding, at a weight that no later token reveals."""
     ours, x = create("rwkv4", dim=8), torch.randn(2, 5, 8)
     _, state = ours(x, mask=torch.tensor([[True] * 5, [False] * 5]), return_state=True)
     _, empty = ours(x[1:, :0], return_state=True)

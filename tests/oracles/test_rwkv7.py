@@ -14,7 +14,7 @@ LINEARS = ("receptance", "key", "value", "output")
 
 
 def weights():
-    """Of a layer as training code stores them; v0, v1 and v2 are there in the first layer too and unused."""
+    """Weights of a layer as stored by training code; v0, v1 and v2 exist unused in the first layer too."""
     random = torch.Generator().manual_seed(0)
     shapes = {**dict.fromkeys(NAMES, (DIM,)), **{f"{n}1": (DIM, 32) for n in "wavg"}, **{f"{n}2": (32, DIM) for n in "wavg"}}
     shapes |= {"r_k": (HEADS, DIM // HEADS), **{f"{n}.weight": (DIM, DIM) for n in LINEARS}, "ln_x.weight": (DIM,), "ln_x.bias": (DIM,)}
@@ -56,7 +56,7 @@ def test_decoding():
 
 
 def test_the_beginning():
-    """What training code makes of a fresh layer: decays from 0.995 to 0.55 and an output of zero."""
+    """Initialisation as in training code: decays from 0.995 to 0.55 and an output of zero."""
     mixer = create("rwkv7", dim=128)
     decay = torch.exp(-(-0.5 * torch.ones(())).exp() * mixer.w0.sigmoid())
     assert decay.max() > 0.995 and decay.min() < 0.58
@@ -65,7 +65,7 @@ def test_the_beginning():
 
 
 def published(model):
-    """The weights of ``model`` under the names that RWKV-LM's training code gives them."""
+    """The weights of ``model`` under the names of RWKV-LM's training code."""
     names = {"r_proj": "receptance", "k_proj": "key", "v_proj": "value", "o_proj": "output", "norm": "ln_x"}
     own = {"emb.weight": model.model.embedding.weight, "head.weight": model.lm_head.weight}
     own |= {f"blocks.0.ln0.{n}": p for n, p in model.model.embedding_norm.named_parameters()}

@@ -1,4 +1,4 @@
-"""S4 against the authors' kernel as ESPnet keeps it, with the same weights: the convolution, the steps and the state."""
+"""S4 against ESPnet's copy of the authors' kernel, with the same weights: the convolution, the steps and the state."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_kernels(tokens):
 
 
 def test_the_slip_in_the_copy(monkeypatch):
-    """ESPnet's own steps say that its sum over half of the pairs is not its system's kernel, and that the whole sum is."""
+    """ESPnet's own steps show that its sum over half of the pairs is not its system's kernel, while the whole sum is."""
     _, theirs = pair(40)
     steps, _ = stepped(theirs, torch.eye(40, 1, dtype=torch.float64)[None].expand(1, 40, 32))
     assert distance(theirs(L=40)[0][0].mT, steps[0]) < 1e-9

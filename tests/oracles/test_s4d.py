@@ -1,4 +1,4 @@
-"""S4D against the kernel of the paper's authors as ESPnet keeps it, with the same weights, and against its recurrence in a loop."""
+"""S4D against ESPnet's copy of the authors' kernel, with the same weights, and against its recurrence in a loop."""
 
 import math
 
@@ -21,12 +21,12 @@ def pair(init, dim=32):
         espnet_s4()
         .SSKernelDiag(a, torch.ones_like(a), torch.view_as_complex(ours.C.detach())[None].conj(), ours.log_dt.detach(), disc="zoh")
         .double()
-    )  # it keeps the conjugate of the C that it is given
+    )  # it stores the conjugate of the given C
     return ours, theirs
 
 
 def block(mixer, x, y):
-    """What the minimal code, models/s4/s4d.py, does with the convolution's output."""
+    """Output stage of the minimal code, models/s4/s4d.py."""
     y = F.gelu(y + x * mixer.D)
     return F.glu(F.conv1d(y.mT, mixer.o_proj.weight[..., None], mixer.o_proj.bias), -2).mT
 
@@ -80,7 +80,7 @@ def test_refusals():
 
 
 def test_time_invariance():
-    """Tokens that come later by some steps give the same outputs later by as many; what one writes fades alike wherever it stands."""
+    """Shifted tokens give shifted outputs."""
     ours, _ = pair("lin")
     x = torch.randn(2, 70, 32, dtype=torch.float64)
     assert distance(ours(F.pad(x, (0, 0, 9, 0)))[:, 9:], ours(x)) < 1e-12

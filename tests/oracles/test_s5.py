@@ -20,10 +20,10 @@ from tests.oracles.ssm import decoded
 
 @cache
 def package():
-    """The wheel's package under a private name; torch's trees stand in for jax's, and scipy.linalg, which it does not call, is empty.
+    """The wheel's package under a private name; torch's pytrees replace jax's, and scipy.linalg, which is not called, is a stub.
 
-    Its functions are not compiled by TorchScript, whose gradients of products of complex numbers lack the conjugate: compiled,
-    the gradient of B is off by 0.6 from that of the same lines of Python, and from ours.
+    Its functions are not compiled by TorchScript, whose gradients of complex products lack the conjugate: compiled, the gradient of B
+    differs by 0.6 from that of the same Python code, and from ours.
     """
     trees, jax, scipy, linalg = (ModuleType(n) for n in ("jax.tree_util", "jax", "scipy", "scipy.linalg"))
     trees.tree_flatten = _pytree.tree_flatten
@@ -35,7 +35,7 @@ def package():
     plain = mock.patch.object(torch.jit, "script", lambda function: function)
     with plain, mock.patch.dict(sys.modules, {"jax": jax, "jax.tree_util": trees, "scipy": scipy, "scipy.linalg": linalg}):
         spec.loader.exec_module(loaded)
-    loaded.s5_model.functorch = loaded.jax_compat.functorch = torch  # where vmap has moved to
+    loaded.s5_model.functorch = loaded.jax_compat.functorch = torch  # the new place of vmap
     return loaded
 
 
@@ -96,7 +96,7 @@ def test_decoding():
 
 
 def test_where_it_starts():
-    """Undone, the eigenvectors show real B and C of variance 1 / state_size; each block is HiPPO-LegS without its low rank."""
+    """Without the eigenvectors B and C are real with variance 1 / state_size; each block is the normal part of HiPPO-LegS."""
     torch.manual_seed(0)
     ours = create("s5", dim=512, state_size=64, blocks=2)
     eigenvalues, _, _, v = hippo.nplr(32)

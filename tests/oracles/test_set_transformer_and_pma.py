@@ -51,7 +51,7 @@ def test_figures_of_the_authors_code(kind):
 
 
 def mab(block, x, y, norm):
-    """Section 3.1 for sets x and y [n, D]: each element of x looks at each of y, head by head."""
+    """Section 3.1 for sets x and y [n, D]: each element of x attends to each of y, head by head."""
     heads, rows = block.heads, []
     for element in x:
         q = block.fc_q(element)
@@ -82,7 +82,7 @@ def test_element_by_element(kind, length):
 
 
 def test_inducing_points_are_a_bottleneck():
-    """One inducing point says the same to all: what a look adds to the projected element does not hang on the element."""
+    """With one inducing point the attention output is the same for all elements."""
     mixer = shaken(create("set_transformer", dim=16, heads=1, inducing=1, norm=False))
     with torch.no_grad():
         mixer.mab1.fc_o.weight.zero_(), mixer.mab1.fc_o.bias.zero_()

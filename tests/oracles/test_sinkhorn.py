@@ -1,6 +1,6 @@
 """Sinkhorn attention: the sorting matrix against sinkhorn-transformer's operator, the attention against loops.
 
-The attention of that package is wrong without causality: it takes the sorted keys for the sorted values.
+That package's attention is wrong without causality: it uses the sorted keys as the sorted values.
 """
 
 import pytest
@@ -57,7 +57,7 @@ def test_doubly_stochastic():
 
 
 def test_cold_is_a_permutation():
-    """At a low temperature a block is sorted to one place: scores with a clear best order give it."""
+    """At a low temperature the sorting approaches the best permutation."""
     ours = create("sinkhorn", dim=4, heads=1, block=1, temperature=0.01, iterations=50).double()
     q, k = torch.eye(4).double().view(1, 1, 4, 1, 4), torch.eye(4).double()[[2, 0, 3, 1]].view(1, 1, 4, 1, 4)
     order = ours.sorting(q, k, torch.ones(1, 1, 4, 1).bool())[0, 0]

@@ -1,4 +1,4 @@
-"""SLAB against the paper's equations token by token, and against figures of the authors' code; its norm, and how that folds away."""
+"""SLAB against the paper's equations token by token, and against figures of the authors' code; its norm, and its folding."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_figures_of_the_authors_code():
 
 
 def trained(dim: int, steps: int = 5, calls: int = 8, **options) -> PRepBN:
-    """A norm that has seen ``calls`` batches, with weights that are nowhere zero or one."""
+    """A norm after ``calls`` batches, with weights away from zero and one."""
     norm = PRepBN(dim, steps=steps, **options)
     with torch.no_grad():
         for p in norm.parameters():

@@ -1,6 +1,6 @@
-"""Where an implementation that we compare with turned out wrong, and no other test here shows it: the evidence, one test each.
+"""Errors in implementations that we compare with and that no other test shows, one test each.
 
-docs/oracles.rst lists all of them, those that the mixers' own tests show too. What installed packages get right one day is skipped.
+docs/oracles.rst lists all of them, including those in the mixers' own tests. Tests are skipped for packages that have fixed them.
 """
 
 import re
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_conjugate_gradients_of_fla_stop_early():
-    """naive_mesa_net_CG adds 1e-5 to what it divides by. Small queries then stay unsolved however many steps it makes: the answer is
+    """naive_mesa_net_CG adds 1e-5 to its denominators, so small queries stay unsolved after any number of steps: the solution is
     linear in the query, and theirs is not."""
     torch.manual_seed(0)
     shape = (1, 32, 2, 16)
@@ -34,7 +34,7 @@ def test_conjugate_gradients_of_fla_stop_early():
 
 
 def test_decoding_by_transformers_mixes_the_rows_of_rwkv4():
-    """A step of RwkvModel adds the shifted token [B, D] to [B, 1, D], which is [B, B, D]: what one row says depends on the other."""
+    """A step of RwkvModel adds the shifted token [B, D] to [B, 1, D], which is [B, B, D]: so that rows depend on each other."""
     torch.manual_seed(0)
     model = RwkvModel(RwkvConfig(vocab_size=50, hidden_size=32, attention_hidden_size=32, num_hidden_layers=2)).eval()
     torch.nn.init.normal_(model.blocks[0].attention.time_mix_key)
@@ -62,7 +62,7 @@ def test_falcon_mamba_mixer_of_transformers_needs_its_model():
 
 
 def test_the_stabiliser_of_performer_looks_ahead():
-    """Keys are divided by the exponential of the largest of all keys, later ones too, before ε is added: that does not cancel."""
+    """Keys are divided by the exponential of the maximum over all keys, including later ones, before ε is added, so it does not cancel."""
     performer = standins.performer()
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 1, 20, 16, dtype=torch.float64)
@@ -76,7 +76,7 @@ def test_the_stabiliser_of_performer_looks_ahead():
 
 
 def test_gradients_of_compiled_complex_products():
-    """TorchScript's, by which s5-pytorch compiles its discretisation: the same lines of Python have other gradients."""
+    """TorchScript's, by which s5-pytorch compiles its discretisation: the same code in Python has other gradients."""
     text = (wheels.path("s5-pytorch==0.1.7") / "s5/s5_model.py").read_text(encoding="utf-8")
     assert "@torch.jit.script\ndef discretize_zoh" in text
 
@@ -91,7 +91,7 @@ def test_gradients_of_compiled_complex_products():
     found = []
     for function in (product, compiled):
         leaf = b.clone().requires_grad_()
-        for _ in range(3):  # it makes gradients of its own once it has seen the function run
+        for _ in range(3):  # it compiles gradients after some profiling runs
             (gradient,) = torch.autograd.grad(function(a, leaf), leaf, weight)
         found.append(gradient)
     assert distance(found[0], weight * a.conj()[:, None]) < 1e-12
@@ -101,7 +101,7 @@ def test_gradients_of_compiled_complex_products():
 
 
 def test_gate_names_of_slstm():
-    """The cell takes its inputs in the order i, f, z, o, and the layer gives it those of ``fgate`` first."""
+    """The cell expects its inputs in the order i, f, z, o, but the layer passes those of ``fgate`` first."""
     cell, layer = (
         (wheels.path("xlstm==2.0.6") / "xlstm/blocks/slstm" / name).read_text(encoding="utf-8")
         for name in ("src/vanilla/slstm.py", "layer.py")

@@ -69,7 +69,7 @@ def test_gradients():
 
 
 def test_without_a_stabiliser():
-    """The paper's equations as they stand, for one head of one number, in Python's own floats."""
+    """The paper's equations unchanged, for one head of one number, in Python floats."""
     ours = create("slstm", dim=1, heads=1, conv_width=1).double()
     for p in ours.parameters():
         torch.nn.init.normal_(p)

@@ -19,7 +19,7 @@ from tests.conformance.checks import CHECKS
 from tests.ops.errors import EXACT
 from tests.oracles.compare import distance
 
-CANCELLED = 1e-6  # of the sum of the summands' sizes
+CANCELLED = 1e-6  # relative to the sum of the summands' magnitudes
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -65,17 +65,17 @@ def test_mistral(kv_heads, window):
 
 
 def banded(r, window):
-    """Queries, keys and values [B, H, T, .] of a recurrence of 4 heads, 2 of keys, and which of 150 tokens see which."""
+    """Queries, keys and values [B, H, T, .] of a recurrence of 4 heads, 2 of keys, and the mask of 150 tokens."""
     age = torch.arange(150)[:, None] - torch.arange(150)
     k, v = (t.repeat_interleave(2, 2).transpose(1, 2) for t in (r.k, r.v))
     return r.q.transpose(1, 2), k, v, (age >= 0) & (age < window)
 
 
 def summands(mixer, x, window):
-    """For the maps of queries and keys the norm of the sum of the sizes of what their gradients are sums of.
+    """For the projections of queries and keys the norm of the sum of the magnitudes of their gradients' summands.
 
-    Softmax's gradient P (dP - sum P dP) has two parts of one size, and every token gives a summand. The first part alone is the
-    gradient where the sum that the weights are divided by is held fixed.
+    Softmax's gradient P (dP - sum P dP) has two parts of similar size, and every token contributes a summand. The first part alone is the
+    gradient with a constant denominator.
     """
     maps, mapped = {mixer.q_proj: "q_proj.weight", mixer.k_proj: "k_proj.weight"}, {}
     hooks = [m.register_forward_hook(lambda m, _x, y: mapped.update({maps[m]: y})) for m in maps]
@@ -93,7 +93,7 @@ def summands(mixer, x, window):
 def test_banded_mask(window):
     """In float64 with gradients, in one pass and after a state; a window as long as the sequence is none.
 
-    A token that sees itself alone has the weight 1 whatever the score: the gradients of queries and keys are cancelled sums.
+    A token that sees only itself has the weight 1 for any score: the gradients of queries and keys are cancelled sums.
     """
     mixer, x = create("softmax", dim=32, heads=4, kv_heads=2, window=window).double(), torch.randn(2, 150, 32, dtype=torch.float64)
     x.requires_grad_()
@@ -113,7 +113,7 @@ def test_banded_mask(window):
     assert (distance(full(x), wanted) < 1e-13) == (window >= 150)
 
 
-# All that look at numbers, but "state_bytes", which is below, and "past": a token further back than the window is not seen.
+# All checks of numbers except "state_bytes", tested below, and "past": tokens beyond the window are not seen.
 WINDOWED = ("shape", "empty", "causality", "rows", "finite", "resume", "packed", "padding", "untouched", "saved", "checkpoint")
 
 
@@ -147,7 +147,7 @@ def test_a_bad_window():
 
 @pytest.mark.parametrize("window", [None, 5])
 def test_options_of_published_models(window):
-    """Head sizes of their own, partly turned, norms, gate and biases: written out by hand, and in steps and pieces."""
+    """Head sizes, partial rotation, norms, gate and biases: against explicit formulas, and in steps and pieces."""
     options = {"head_dim": 12, "rotated": 4, "norm_eps": 1e-6, "gated": True, "bias": True, "out_bias": True}
     ours = create("softmax", dim=32, heads=4, kv_heads=2, window=window, **options).double()
     for norm in (ours.q_norm, ours.k_norm):
@@ -172,7 +172,7 @@ def test_options_of_published_models(window):
 
 
 def test_scale_and_plain_norms():
-    """Gemma's scale of the scores and Qwen3's norms, written out by hand."""
+    """Gemma's scale of the scores and Qwen3's norms, against explicit formulas."""
     ours = create("softmax", dim=32, heads=4, rotated=0, norm_eps=1e-3, norm="rms", scale=0.7).double()
     for norm in (ours.q_norm, ours.k_norm):
         torch.nn.init.uniform_(norm.weight, 0.5, 2.0)
@@ -210,7 +210,7 @@ def test_bad_options_of_published_models(options, reason):
 
 @pytest.mark.parametrize("options", [{}, {"window": 5}, {"kv_heads": 2}], ids=str)
 def test_a_short_convolution_on_queries_keys_and_values(options):
-    """Of the same numbers as torch's convolution before attention, from any split of the sequence."""
+    """Equal to torch's convolution before attention, for any split of the sequence."""
     mixer = create("softmax", dim=32, heads=4, conv_width=4, **options).double()
     x = torch.randn(2, 17, 32, dtype=torch.float64)
     together = torch.cat([p(x) for p in (mixer.q_proj, mixer.k_proj, mixer.v_proj)], -1)

@@ -1,7 +1,7 @@
-"""Sparse Transformers against masks as openai/sparse_attention draws them.
+"""Sparse Transformers against masks as in openai/sparse_attention.
 
-Its code runs on TensorFlow 1 alone. Its get_attn_mask keeps, for "local", l tokens up to the query and, for "strided", the earlier
-tokens at a distance that l divides; heads take the one or the other. The fixed pattern is that of the paper's section 4.3.
+Its code runs only on TensorFlow 1. Its get_attn_mask keeps, for "local", l tokens up to the query and, for "strided", the earlier
+tokens at a distance that l divides; heads have one or the other. The fixed pattern is that of the paper's section 4.3.
 """
 
 import pytest
@@ -36,7 +36,7 @@ def test_masks(length, kind, merged, causal):
 
 
 def assert_zero_before_the_first_summary(ours, x, first, causal):
-    """Heads that see summaries alone see nothing before the first."""
+    """Heads that see only summaries output zero before the first."""
     r = ours.recurrence(x, ours.begin(x))
     o = ours.attend(r, ours.begin(x))
     seen = first if causal else (x.shape[1] if x.shape[1] <= first else 0)

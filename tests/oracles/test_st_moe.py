@@ -19,7 +19,7 @@ def test_definition(options):
 
 
 def wheel(ours):
-    """Their mixture with the weights of ours: no biases, every second choice made, and the dispatch without a gradient of its own."""
+    """Their mixture with our weights: no biases, all second choices kept, and no gradient through the dispatch."""
     module = standins.module(
         "st-moe-pytorch==0.1.8", "st_moe_pytorch/st_moe_pytorch.py", beartype="beartype", colt5_attention="topk",
         st_moe_pytorch__distributed="AllGather split_by_rank gather_sizes pad_dim_to has_only_one_value",
@@ -49,14 +49,14 @@ def test_wheel(training):
     found = theirs(inputs[1])
     leaves = ([inputs[0], ours.router.weight], [inputs[1], theirs.gate.to_gates.weight])
     values, wanted = [y], [found.outputs]
-    if training:  # out of training they have no losses
+    if training:  # no losses in evaluation
         values.append(told[0].losses["z"])
         wanted.append(1e-3 * found.router_z_loss)
     assert_same(values, wanted, leaves, 1e-6)  # they have masks in float32
 
 
 def test_the_wheel_balances_choices_within_the_capacity():
-    """The mask of first choices that it takes the shares from is the one it has cut down to capacity by then, unlike the paper's."""
+    """Unlike the paper's, its shares come from the mask of first choices after the capacity limit."""
     ours = uneven("st_moe")
     theirs, x = wheel(ours), torch.randn(3, 64, 16, dtype=torch.float64)
     with ffn.reports() as told:

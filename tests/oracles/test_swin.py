@@ -41,7 +41,7 @@ def test_transformers(shifted, grid):
 
 
 def test_theirs_sees_what_fills_windows_up():
-    """The first window of a grid of 4 times 6 is full, and is the same; the last is not, and is not."""
+    """On a grid of 4 x 6 the first window is full and agrees; the last is not full and differs."""
     ours, theirs = both((4, 6), False)
     x = torch.randn(1, 24, 32, dtype=torch.float64)
     got, wanted = ours(x), theirs(x, (4, 6))[0]
@@ -51,7 +51,7 @@ def test_theirs_sees_what_fills_windows_up():
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("grid", [(1, 1), (4, 5), (7, 3), (7, 8)])
 def test_token_by_token(shifted, grid):
-    """Section 3.2: a token's window is found by where the token is, no matter how the windows are laid out."""
+    """Section 3.2: a token's window follows from its position, independent of the windows' layout."""
     ours = shaken(create("swin", dim=8, heads=2, window=3, shifted=shifted))
     shift = 1 if shifted and min(grid) > 3 else 0
     places = [(i, j) for i in range(grid[0]) for j in range(grid[1])]

@@ -33,7 +33,7 @@ def block(m, capacity):
 
 @pytest.mark.parametrize("capacity", [20, 4])
 def test_transformers(capacity):
-    """With capacity for all in every version; with less in those that drop tokens: up to 5.17 none did, whatever the capacity."""
+    """With capacity for all in every version; with less in versions that drop tokens: up to 5.17 none did."""
     m = uneven("switch")
     other, x = block(m, capacity), torch.randn(2, 20, 16, dtype=torch.float64)
     if capacity == 20:
@@ -62,7 +62,7 @@ def test_losses_of_transformers():
 
 
 def test_jitter():
-    """In training the router alone sees shaken tokens; out of training it does not."""
+    """In training only the router sees jittered tokens; in evaluation it does not."""
     m, x = uneven("switch", jitter=0.5, capacity=None), torch.randn(1, 20, 16, dtype=torch.float64)
     assert distance(m(x), m(x)) > 1e-3
     m.eval()

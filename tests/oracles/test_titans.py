@@ -1,7 +1,7 @@
-"""Titans' memory against gradients that autograd takes of the paper's loss, token by token in float64.
+"""Titans' memory against autograd's gradients of the paper's loss, token by token in float64.
 
-There is no official code. fla-core's titans/naive.py cannot stand in: its gradient of the layer norm leaves the first of three
-terms undivided by the deviation, and test_fla_slips shows that it is no gradient.
+There is no official code. fla-core's titans/naive.py is no oracle: in its gradient of the layer norm the first of three
+terms is not divided by the deviation, and test_fla_slips shows that it is no gradient.
 """
 
 import pytest
@@ -50,7 +50,7 @@ def test_autograd_of_the_loss(options):
 
 
 def test_fla_slips():
-    """The line of fla's titans_linear that forms the gradient, beside autograd; its TTT has the same derivative without the slip."""
+    """The line of fla's titans_linear for the gradient against autograd; its TTT has the same derivative without the error."""
     text = (wheels.path("fla-core==0.6.0") / "fla/ops/titans/naive.py").read_text(encoding="utf-8")
     assert "v_new = D * grad - grad.sum(-1, keepdim=True) / (rstd * D)" in text
     torch.manual_seed(1)

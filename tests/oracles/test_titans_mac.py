@@ -32,10 +32,10 @@ def test_equations(options):
 
 
 def test_the_memory_reaches_over_segments():
-    """What a segment gets to know of those before it, it knows from the memory alone."""
+    """A segment depends on earlier ones only through the memory."""
     mixer, x = make("titans_mac", 24, segment=8)
     (slope,) = torch.autograd.grad(mixer(x)[0, 20].sum(), x)
     assert (slope[0, :12].norm(dim=-1) > 0).all()
-    torch.nn.init.zeros_(mixer.memory)  # knows nothing, and with two maps of zeros learns nothing
+    torch.nn.init.zeros_(mixer.memory)  # empty, and two maps of zeros learn nothing
     (slope,) = torch.autograd.grad(mixer(x)[0, 20].sum(), x)
     assert (slope[0, :12] == 0).all() and (slope[0, 16:21].norm(dim=-1) > 0).all()

@@ -26,7 +26,7 @@ def pair(**options):
 
 
 def segment(theirs, model, x, memory):
-    """One segment [B, L, D] with its memory [B, M, D] put through their attention; their sinusoids are float32."""
+    """Run their attention on one segment [B, L, D] with its memory [B, M, D]; their sinusoids are float32."""
     both, length = torch.cat([memory, x], 1).transpose(0, 1), x.shape[1]
     total = len(both)
     q, k, v = (torch.einsum("ibh,hnd->ibnd", h, w) for h, w in ((x.transpose(0, 1), theirs.q), (both, theirs.k), (both, theirs.v)))

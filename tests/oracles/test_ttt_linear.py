@@ -1,8 +1,8 @@
-"""TTT-Linear against gradients that autograd takes of the paper's loss, and against the states of fla-core's reference.
+"""TTT-Linear against autograd's gradients of the paper's loss, and against the states of fla-core's reference.
 
-fla's function differs from the paper and the authors' own code in two ways, so only a part of it can be compared: it gives a
+fla's function differs from the paper and the authors' own code in two ways, so only a part of it can be compared: it applies a
 token's rate to the rows of the gradient sum instead of its columns (here: rates equal for all tokens of a head), and its
-residual adds the output of the inner model instead of q (here: the states are compared, which do not see it).
+residual adds the output of the inner model instead of q (here: states are compared, which do not depend on it).
 """
 
 import torch
@@ -72,7 +72,7 @@ def test_fla():
         )  # fmt: skip
         _, state = mixer(x, return_state=True)
     assert distance(state["W"], w) < 1e-5 and distance(state["b"], b) < 1e-5
-    assert distance(state["W"], first[0]) > 0.1  # it has learned something
+    assert distance(state["W"], first[0]) > 0.1  # the state has changed
 
 
 def test_weights_of_the_authors():

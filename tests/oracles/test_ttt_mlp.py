@@ -1,4 +1,4 @@
-"""TTT-MLP against gradients that autograd takes of the paper's loss, token by token in float64, gradients through them included."""
+"""TTT-MLP against autograd's gradients of the paper's loss, token by token in float64, including gradients through them."""
 
 import pytest
 import torch

@@ -11,7 +11,7 @@ GRADIENTS = [-0.884556211262, 3.41781166626, -5.13447235696, 20.1363376588, 33.1
 
 
 def with_holes(weight, rate):
-    """A kernel [C, 1, k, k] whose entries stand ``rate`` places apart, as one without holes."""
+    """A dilated kernel [C, 1, k, k] with ``rate`` as a dense one."""
     side = rate * (weight.shape[-1] - 1) + 1
     wide = weight.new_zeros(*weight.shape[:2], side, side)
     wide[..., ::rate, ::rate] = weight
@@ -19,7 +19,7 @@ def with_holes(weight, rate):
 
 
 def loop(mixer, x, height, width):
-    """Equation 3 of arXiv 2202.09741 between two maps of each place, and the tokens beside it."""
+    """Equation 3 of arXiv 2202.09741 between two pointwise maps, plus the tokens."""
     gate, rows = mixer.spatial_gating_unit, []
     for image in x:
         u = F.gelu(image @ mixer.proj_1.weight[..., 0, 0].T + mixer.proj_1.bias)
@@ -41,7 +41,7 @@ def test_figures_of_the_authors_code():
 
 
 def test_reach():
-    """A place hears of those 11 rows and columns away, the corners of 23 x 23 included, and of none beyond."""
+    """A place depends on those up to 11 rows and columns away, including the corners of 23 x 23, and on no others."""
     mixer, x = create("van", dim=4).double(), torch.randn(1, 27 * 27, 4, dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(mixer(x, 27, 27)[0, 13 * 27 + 13].sum(), x)
     heard = (gradient[0].abs().sum(-1) > 0).view(27, 27)

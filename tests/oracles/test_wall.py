@@ -13,7 +13,7 @@ from tests.oracles.compare import assert_graded, assert_pieces, distance
 
 
 def naive_wall_attn(*tensors, scale):
-    """The wheel's, given the two lines that it takes from its package: base 2, and the sums of gates."""
+    """The wheel's function, with the two lines that it imports from its package: base 2, and the sums of gates."""
     naive = standins.module("fla-core==0.6.0", "fla/ops/wall_attn/naive.py", fla__ops__utils__constant="RCP_LN2",
                             fla__ops__utils__cumsum="chunk_global_cumsum")  # fmt: skip
     naive.RCP_LN2 = 1 / math.log(2)
@@ -22,7 +22,7 @@ def naive_wall_attn(*tensors, scale):
 
 
 def made(**options):
-    """Gates that make a difference."""
+    """A mixer with effective gates."""
     mixer = create("wall", **options)
     torch.nn.init.normal_(mixer.decay_proj.bias, 1.0)
     return mixer
@@ -69,7 +69,7 @@ def test_open_gates_are_softmax_without_positions():
 
 @torch.no_grad()
 def test_strong_gates():
-    """e^-300 a token is 0 in float32, and forgets all but the token itself; nothing overflows on the way."""
+    """e^-300 a token is 0 in float32 and leaves only the token itself, without overflow."""
     mixer, x = create("wall", dim=32), torch.randn(1, 70, 32)
     mixer.decay_proj.weight.zero_()
     mixer.decay_proj.bias.fill_(-300.0)

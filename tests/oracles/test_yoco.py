@@ -1,4 +1,4 @@
-"""The cross-decoder of YOCO: layers that look at the first one's cache, against attention by torch, with gradients and in pieces."""
+"""The cross-decoder of YOCO: layers that attend to the first one's cache, against torch's attention, with gradients and in pieces."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def test_torch(kv_heads, piece):
 
 @torch.no_grad()
 def test_one_cache():
-    """In pieces, padded and packed; only the first layer keeps something of the tokens."""
+    """In pieces, padded and packed; only the first layer has a cache."""
     stack, x = layers(2), torch.randn(1, 19, 32, dtype=torch.float64)
     wanted, states, y = theirs(stack, x), None, []
     for piece in x.split([11, 1, 1, 6], 1):

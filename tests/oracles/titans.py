@@ -25,11 +25,11 @@ class Learner:
         return x
 
     def opening(self, queries: Tensor) -> Tensor:
-        """What the memory that the block began with answers to [H, K]."""
+        """Output of the block's initial memory for [H, K]."""
         return torch.stack([self.forward(self.start[h], q) for h, q in enumerate(queries)])
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Learn the token ``x`` [D]; what the memory then answers to it [H, K]."""
+        """Learn the token ``x`` [D]; returns the memory's output for it afterwards [H, K]."""
         mixer = self.mixer
         if self.seen % self.block == 0:
             self.start = [list(maps) for maps in self.maps]
@@ -40,7 +40,7 @@ class Learner:
         alpha, eta, theta = torch.sigmoid(mixer.gates_proj(x)).view(3, mixer.heads)
         out = []
         for h in range(mixer.heads):
-            maps = [w + 0 for w in self.start[h]]  # k and v may come from the memory too, but stand still in its gradient
+            maps = [w + 0 for w in self.start[h]]  # k and v may depend on the memory too, but are constant in its gradient
             loss = (self.forward(maps, k[h]) - v[h]).square().sum()
             slopes = torch.autograd.grad(loss, maps, create_graph=True)
             rate = mixer.rate / mixer.block * theta[h] * (1 - eta[h])

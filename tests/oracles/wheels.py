@@ -1,8 +1,8 @@
-"""Other people's code to compare with: wheels from PyPI, unpacked aside and loaded by file path.
+"""Other libraries' code for comparison: wheels from PyPI, unpacked separately and loaded by file path.
 
-Nothing here is installed and nothing gets onto ``sys.path``: with ``fla`` importable, transformers' Qwen3-Next believes in a
-GPU and crashes on a CPU. The folder is ``$LINATTN_ORACLES``, else ``.cache/oracles`` of the repository. Without a network the
-tests that need a wheel fail and say so; ``LINATTN_OFFLINE=1`` turns that into a skip.
+Nothing is installed or put on ``sys.path``: with ``fla`` importable, transformers' Qwen3-Next expects a GPU and crashes on a CPU. The
+folder is ``$LINATTN_ORACLES``, else ``.cache/oracles`` of the repository. Without a network tests that need a wheel fail with a message;
+``LINATTN_OFFLINE=1`` skips them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from linattn.bench import wheels
 
 
 def folder() -> Path:
-    """Where unpacked wheels are kept."""
+    """Folder of unpacked wheels."""
     return Path(os.environ.get("LINATTN_ORACLES") or Path(__file__).parents[2] / ".cache" / "oracles")
 
 
@@ -37,7 +37,7 @@ def path(requirement: str) -> Path:
 
 
 def module(requirement: str, file: str) -> ModuleType:
-    """The single file ``file`` of a wheel as a module under a private name; its relative imports do not work, on purpose."""
+    """Load the single file ``file`` of a wheel as a module under a private name; relative imports deliberately fail."""
     return _load(path(requirement) / file)
 
 

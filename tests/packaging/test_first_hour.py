@@ -16,7 +16,7 @@ from tests.packaging.tree import ROOT
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """The interpreter of an environment with the wheel, and the packages of this one behind it."""
+    """The interpreter of an environment with the wheel, followed by this one's packages."""
     folder = tmp_path_factory.mktemp("hour")
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     interpreter = folder / "venv/bin/python"

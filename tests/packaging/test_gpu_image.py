@@ -1,4 +1,4 @@
-"""`make test-gpu` on a bare image: it needs torch, triton, numpy and pytest, what these need, and nothing else."""
+"""`make test-gpu` on a bare image: it needs only torch, triton, numpy and pytest with their dependencies."""
 
 import os
 import subprocess

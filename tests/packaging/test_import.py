@@ -85,7 +85,7 @@ def run(code: str) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Without what coverage tools and the like put before every interpreter."""
+    """Environment without hooks of coverage tools."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("COV_", "PYTHON"))}
 
 
@@ -106,7 +106,7 @@ def test_torch_and_numpy_are_enough():
 
 
 def test_who_reads_types_finds_every_name():
-    """The module loads its names when they are asked for, of which a type checker sees nothing: the stub beside it has them."""
+    """The module loads its names lazily, so the stub declares them for type checkers."""
     import linattn
 
     tree = ast.parse(Path(linattn.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))

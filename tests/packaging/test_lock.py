@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 from tests.packaging.tree import ROOT
 
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
-BACKPORTS = {"backports-tarfile", "importlib-metadata", "lazy-importer", "zipp"}  # of what Python 3.12 and later have themselves
+BACKPORTS = {"backports-tarfile", "importlib-metadata", "lazy-importer", "zipp"}  # backports for Python before 3.12
 PINNED = [Requirement(line) for line in re.findall(r"^([\w.-]+==[^\\\n]+?) \\$", LOCK, re.M)]
 
 

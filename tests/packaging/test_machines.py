@@ -1,4 +1,4 @@
-"""`make test-machines`: every setting in a process of its own, and a red one is told."""
+"""`make test-machines`: every setting in a separate process, with failures reported."""
 
 import re
 
@@ -6,7 +6,7 @@ from tests.machines import summary, sweep
 
 
 def test_a_setting_that_fails_is_red(tmp_path):
-    """And nothing that is green looks like the line that continuous integration counts tests by."""
+    """Passing output does not match the summary line that CI parses."""
     suite = tmp_path / "test_suite.py"
     suite.write_text("import os\n\n\ndef test_it():\n    assert os.environ.get('MKL_CBWR') != 'AVX2'\n")
     outcomes = sweep(["avx2", "threads-8"], [str(suite)], 2, tmp_path / "logs")

@@ -1,4 +1,4 @@
-"""The way to the two commands: which interpreter, what is said without one, and no half-made environment that counts."""
+"""Setup by make: choice of the interpreter, the message without one, and no use of incomplete environments."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import pytest
 
 from tests.packaging.tree import ROOT
 
-# An interpreter that passes for 3.11, makes a venv of itself and logs what pip was asked; pip fails while ./cut exists.
+# A fake Python 3.11 that creates a venv of itself and logs calls of pip; pip fails while ./cut exists.
 STUB = """#!/bin/sh
 case "$*" in
   *"-m venv"*) shift 2; mkdir -p "$1/bin"; cp "$0" "$1/bin/python"; echo venv >> "$LOG" ;;
@@ -127,7 +127,7 @@ def test_the_tests_fail_with_the_type_checker_that_runs_beside_them(tmp_path, fa
 
 @pytest.mark.slow
 def test_durations_of_an_earlier_run_are_no_place_of_tests(tmp_path):
-    """pytest finds the option in a conftest that it reads for lack of places."""
+    """pytest finds the option in the conftest even without test paths."""
     kept = tmp_path / "durations.json"
     kept.touch()
     makefile = (ROOT / "Makefile").read_text()

@@ -1,4 +1,4 @@
-"""Files that every clone gets: no place of one machine in them, a lock that is whole, metadata that parse."""
+"""Tracked files: no paths of one machine, a complete lock, valid metadata."""
 
 import re
 import tomllib

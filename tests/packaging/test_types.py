@@ -1,4 +1,4 @@
-"""What a type checker knows of the results of the operations, and that what it is told takes every argument."""
+"""Result types of operations for type checkers, and overloads that accept every argument."""
 
 import inspect
 import os
@@ -51,7 +51,7 @@ def calls(t: Tensor, asked: bool, how: bool | float | str) -> None:
     diagonal_scan(t, t, normalize=True)  # type: ignore[call-overload]
 """
 
-# Of torch one class, and of linattn the operations: all the others take mypy half a minute to read.
+# Stubs of torch's Tensor and of linattn's operations, since mypy takes half a minute for the rest.
 CONFIG = """
 [mypy]
 follow_imports = skip
@@ -77,7 +77,7 @@ def test_what_comes_back(tmp_path):
 
 @pytest.mark.parametrize("name", OPS)
 def test_every_way_of_calling_takes_every_argument(name):
-    """What is said to who reads types is kept in step with the function."""
+    """Overloads agree with the function's signature."""
     op = getattr(linattn, name)
     told = typing.get_overloads(op)
     wanted = inspect.signature(op).parameters
@@ -91,7 +91,7 @@ def test_every_way_of_calling_takes_every_argument(name):
 
 
 def test_the_stub_of_the_mixers_is_current():
-    """Every mixer by the name of its class, and its options by name: written by ``make stubs``."""
+    """Every mixer by its class name, with its options: written by ``make stubs``."""
     stubs = runpy.run_path(str(REPOSITORY / ".ci/stubs.py"))
     assert stubs["STUB"].read_text(encoding="utf-8") == stubs["stub"](), "run: make stubs"
     mixers = stubs["stub"]()
@@ -126,7 +126,7 @@ linattn.linear_atention(q, q, q)
 @pytest.mark.slow
 @pytest.mark.parametrize("checker", ["mypy", "basedpyright", "pyright"])
 def test_a_users_file_is_understood(checker, tmp_path):
-    """From outside, by the marker py.typed alone: what is right passes, and each wrong line is found."""
+    """From outside, by the marker py.typed: correct code passes, and each wrong line is reported."""
     command = {"mypy": [sys.executable, "-m", "mypy", "--cache-dir", tmp_path / "cache"]}.get(checker, [shutil.which(checker)])
     if command[0] is None:
         pytest.skip(f"{checker} is not installed")

@@ -1,4 +1,4 @@
-"""The wheel holds the package, its marker of types, the CPU kernels where there is a compiler and nothing else, and asks for little."""
+"""The wheel has only the package, its py.typed marker and, with a compiler, the CPU kernels, and few requirements."""
 
 import importlib.util
 import os
@@ -68,7 +68,7 @@ def test_where_there_is_a_compiler_it_carries_the_kernels_of_this_platform(nativ
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tags of other systems say nothing of libraries")
 def test_its_tag_names_the_c_library_that_the_kernels_want(native):
-    """And nothing newer is asked for: what auditwheel says of it, where that is installed."""
+    """Checked by auditwheel, if installed."""
     wanted = subprocess.run(["objdump", "-p", build.library()], capture_output=True, text=True).stdout
     if "libstdc++" in wanted or not wanted:
         pytest.skip("it is linked with this system's library of C++, or there is no objdump")
@@ -101,7 +101,7 @@ print(float((one - other).norm() / other.norm()) < 1e-5, library.isa())
 
 @pytest.mark.slow
 def test_it_works_in_a_fresh_environment_without_a_compiler(native, tmp_path):
-    """Which has torch and the like from here, by a path behind its own, and neither the sources nor a PATH."""
+    """With torch from here by a later path, and neither the sources nor a PATH."""
     fresh = tmp_path / "fresh"
     venv.create(fresh, with_pip=False, symlinks=True)
     python = fresh / "bin" / "python"

@@ -8,7 +8,7 @@ SKIPPED = {".git", ".venv", "site", "runs", "build", "built", "dist", "__pycache
 
 
 def files() -> list[Path]:
-    """Tracked files and those about to be; in a copy without git, all that are not built."""
+    """Tracked and untracked files; in a copy without git, all that are not build products."""
     listing = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listing.returncode == 0:
         names = [ROOT / name for name in listing.stdout.split("\0") if name]

@@ -1,4 +1,4 @@
-"""A call on the parts of a sequence, compared with the same call of one process on the whole, with all gradients."""
+"""Comparison of a call on parts of a sequence with a single process's call on the whole, with all gradients."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor
 from linattn.parallel import Layout, collectives, context_parallel
 
 LIMIT = 1e-10
-DEVICE = "cpu"  # of all tensors; the worker changes it
-Given = dict[str, Any]  # tensors by name; in SHARED and INITIAL every process holds the whole, all others are cut along time
+DEVICE = "cpu"  # of all tensors; set by the worker
+Given = dict[str, Any]  # tensors by name; those in SHARED and INITIAL are replicated, others are split along time
 SHARED = ("A", "B0", "C0", "D", "bias", "weight", "bonus", "constant", "initial", "initial_z")
 Call = Callable[[Given], tuple[Tensor, ...]]
 
@@ -81,7 +81,7 @@ def differences(call: Call, layout: Layout, given: Given, options: Given, refere
 
 
 def fault(found: dict[str, float], limit: float = LIMIT, of_gradients: float | None = None) -> str | None:
-    """What is off by more than the limit, of gradients by more than theirs."""
+    """Errors beyond their limits."""
     limits = {name: of_gradients if of_gradients and name.startswith("gradient") else limit for name in found}
     wrong = [f"{name} by {size:.1e}" for name, size in found.items() if not size <= limits[name]]
     return ", ".join(wrong) or None

@@ -60,7 +60,7 @@ def rules(tokens: int, heads: int, size: int) -> dict[str, Given]:
 
 
 def compared(layout: Layout, given: Given, dtype: torch.dtype) -> str | None:
-    """Against one process in float64. The kernels' exchange is an all-gather each way, and the layout gathers the output to compare."""
+    """Compare with one process in float64. The kernels exchange by one all-gather each way; outputs are gathered for comparison."""
     given = {name: t.to(dtype if name in LOW else torch.float32) for name, t in given.items()}
     call = op_cases.attention
     if layout.cu_seqlens is not None:  # without states

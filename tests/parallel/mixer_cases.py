@@ -1,4 +1,4 @@
-"""Every mixer under context parallelism: as one process on the whole, or refused by name."""
+"""Every mixer under context parallelism: equal to one process on the whole, or refused by name."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def layouts(ranks: int) -> dict[str, dict]:
 
 
 def runs(make: Make) -> bool:
-    """Whether the mixer says that it runs."""
+    """True if the mixer claims to run."""
     try:
         build(make).check_sharded()
     except NotImplementedError:

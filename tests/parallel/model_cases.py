@@ -1,4 +1,4 @@
-"""Language models under data, context and sharded parallelism, compared with one process; and what is refused."""
+"""Language models under data, context and sharded parallelism, compared with one process; and refusals."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def full(t: Tensor) -> Tensor:
 
 
 def collectives(mesh: DeviceMesh) -> str | None:
-    """One each way for a call of a recurrence."""
+    """One collective each way for a call of a recurrence."""
     q = numbers_like(1, 4, 1, 2).requires_grad_()
     with context_parallel(Layout.of(mesh, 4 * mesh.size())):
         for beta in (None, torch.ones_like(q[..., 0])):
@@ -143,7 +143,7 @@ def collectives(mesh: DeviceMesh) -> str | None:
 
 
 def some_gradients(mesh: DeviceMesh) -> str | None:
-    """Gradients of one input alone, of which a process that sends nothing could lose sight."""
+    """Gradients of one input, in whose collective a process without a part must take part."""
     layout = Layout.of(mesh, 4 * mesh.size())
     whole = {name: numbers_like(1, layout.tokens, 1, 2) + i for i, name in enumerate("qkv")}
     for name in whole:
@@ -159,7 +159,7 @@ def some_gradients(mesh: DeviceMesh) -> str | None:
 
 
 def float32_kept(mesh: DeviceMesh) -> str | None:
-    """Mixers see their float32 parameters in float32, whatever the others have."""
+    """Mixers see their float32 parameters in float32, for any dtype of others."""
     named = init_device_mesh(compare.DEVICE, (mesh.size(),), mesh_dim_names=("dp",))
     seen = []
     for stored, computed in ((torch.bfloat16, None), (torch.float32, torch.bfloat16)):
@@ -178,7 +178,7 @@ def float32_kept(mesh: DeviceMesh) -> str | None:
 
 
 def refusals(mesh: DeviceMesh) -> str | None:
-    """What must end in an error that says what to do."""
+    """Calls that must raise a clear error."""
     from torch.distributed.tensor.experimental import context_parallel as torchs
 
     model = language_model("gla")
@@ -189,7 +189,7 @@ def refusals(mesh: DeviceMesh) -> str | None:
     # pytest.raises inside: torch 2.11 stays in its context when an exception leaves it.
     with torchs(mesh, buffers=[buffer], buffer_seq_dims=[1]), pytest.raises(RuntimeError, match="linattn.parallel.context_parallel"):
         model(buffer)
-    model(own)  # and not behind it
+    model(own)  # and not after it
     with context_parallel(layout):
         with pytest.raises(ValueError, match="mask cannot be used"):
             model(own, mask=own >= 0)

@@ -1,4 +1,4 @@
-"""The operations under context parallelism: rules, and ways to cut a sequence."""
+"""The operations under context parallelism: rules, and layouts of a sequence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKENS, HEADS, K, V = 13, 2, 3, 4
 
 
 def cuts(ranks: int) -> dict[str, Given]:
-    """How a sequence of TOKENS is cut."""
+    """Layouts of a sequence of TOKENS."""
     rest = TOKENS - ranks + 1
     packed = [0, 3, 3, 7, 8, TOKENS]
     return {
@@ -69,7 +69,7 @@ def rules(batch: int, tokens: int = TOKENS) -> dict[str, Given]:
 
 
 def arguments(t: Given) -> Given:
-    """The arguments of linattn.linear_attention, but for the states, from the inputs of the cases."""
+    """The arguments of linattn.linear_attention, except states, from the inputs of the cases."""
     t = dict(t)
     if "constant" in t:
         t["decay"] = t.pop("constant")
@@ -79,7 +79,7 @@ def arguments(t: Given) -> Given:
 
 
 def stateless(t: Given) -> tuple[Tensor, ...]:
-    """The output of :func:`attention` alone, without states."""
+    """Only the output of :func:`attention`, without states."""
     return (linattn.linear_attention(**arguments(t)),)
 
 
@@ -212,7 +212,7 @@ def _fresh(call: Call) -> Call:
 
 
 def stepwise_cases(mesh: DeviceMesh) -> Iterator[tuple[str, Callable[[], str | None]]]:
-    """Those of one part of whole rows in each process again, with states that are passed on in logarithmically many steps."""
+    """The cases with one part of whole rows per process again, with states exchanged by a scan."""
     for name, case in (*attention_cases(mesh), *other_cases(mesh)):
         if any(f", {cut}" in name for cut in ("uneven", "one token", "empty first", "empty last")) and "zigzag" not in name:
             yield f"step by step: {name}", partial(_stepwise, case)

@@ -87,7 +87,7 @@ def full(t: Tensor) -> Tensor:
 
 
 def float32_kept(world: DeviceMesh) -> str | None:
-    """Mixers see their part of float32 parameters in float32, whatever the others have."""
+    """Mixers see their part of float32 parameters in float32, for any dtype of others."""
     model, seen = language_model("gated_deltanet").float(), []
     mixer_class = type(model.model.layers[0].mixer)
     parallelize(model, mesh_of(world.size(), {"tp": world.size()}), dtype=torch.bfloat16)
@@ -99,7 +99,7 @@ def float32_kept(world: DeviceMesh) -> str | None:
 
 
 def refusals(world: DeviceMesh) -> str | None:
-    """What cannot be shared is refused by name, before the model is changed."""
+    """Unsupported modules are refused by name, before the model is changed."""
     mesh = mesh_of(world.size(), {"tp": 2})
     for mixer, options, why in (
         ("retnet", {}, "retnet does not run under tensor parallelism of 2: its heads are not independent"),

@@ -1,4 +1,4 @@
-"""The parts of a mixer that processes have under tensor parallelism add up to the whole: every mixer that says so, in one process."""
+"""Parts of a mixer under tensor parallelism sum to the whole: every supported mixer, in one process."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def compared(name: str, options: dict) -> None:
     torch.manual_seed(0)
     whole = mixers.create(name, dim=DIM, **options).double()
     with torch.no_grad():
-        for p in whole.parameters():  # biases and time constants of equal values would hide whose they are
+        for p in whole.parameters():  # equal biases and time constants would hide a wrong order
             p.add_(0.1 * torch.randn_like(p))
     assert heads.refusal(whole, options, 2) is None
     problems = {what: size for what, size in differences(whole, options, 2).items() if not size <= 1e-10}
@@ -101,7 +101,7 @@ def test_what_does_not_divide_is_refused() -> None:
 
 
 def test_the_order_of_rows() -> None:
-    """Sections of 4 and 2 rows over two processes: each holds its half of both."""
+    """Sections of 4 and 2 rows over two processes: each has half of both."""
     cut = heads.Cut(0, (4, 2))
     assert cut.order(2).tolist() == [0, 1, 4, 2, 3, 5]
     assert heads.Cut(0, (4,)).order(2) is None and heads.Cut(1).order(2) is None

@@ -17,7 +17,7 @@ KERNELS = "tests.parallel.kernel_cases:cases"
 
 
 def wrong(folder: Path, ranks: int, *cases: str) -> list[str]:
-    """What the processes found wrong."""
+    """Errors found by the processes."""
     answers = answer_of("tests.parallel.worker", folder, str(ranks), *cases, timeout=540, ranks=ranks)
     assert answers
     return [f"{name}: {said}" for name, said in answers.items() if said is not None]
@@ -31,7 +31,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_kernels_in_two_processes_equal_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In Triton's interpreter, with states that the kernels exchange themselves."""
+    """In Triton's interpreter, with the kernels' own exchange of states."""
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     problems = wrong(tmp_path, 2, KERNELS)
@@ -55,7 +55,7 @@ def test_every_mixer_in_two_processes_equals_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_nine_processes_pass_their_states_on(tmp_path: Path) -> None:
-    """More than the number from which on nobody gathers everyone's states."""
+    """More processes than those for which states are all-gathered."""
     problems = wrong(tmp_path, 9, STEPWISE)
     assert not problems, "\n".join(problems)
 

@@ -1,9 +1,9 @@
-"""One of several processes that run all cases of context parallelism; each compares with one process on the whole.
+"""One of several processes that run all cases of context parallelism and compare with a single process.
 
     python -m tests.parallel.worker RANK RENDEZVOUS_FILE ANSWER_FILE RANKS MODULE:FUNCTION...
 
-Each function gives (name, case) for a mesh. Process 0 writes {name: what was wrong or null} as JSON. With ``LINATTN_TEST_DEVICE=cuda``
-each process has a GPU of its own.
+Each function gives (name, case) for a mesh. Process 0 writes {name: error or null} as JSON. With ``LINATTN_TEST_DEVICE=cuda``
+each process has its own GPU.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def main(rank: int, rendezvous: str, answer: str, ranks: int, *cases: str) -> No
 
 
 def said(case: Callable[[], str | None], ranks: int) -> str | None:
-    """What was wrong in any process."""
+    """Errors in any process."""
     try:
         own = case()
     except Exception:  # the other processes go on to the next case too, so all must
         own = traceback.format_exc(limit=-4)
-        print(own, file=sys.stderr, flush=True)  # for a case in which the others wait
+        print(own, file=sys.stderr, flush=True)  # in case the others are blocked
     every: list[str | None] = [None] * ranks
     dist.all_gather_object(every, own)
     return next((f"process {i}: {s}" for i, s in enumerate(every) if s is not None), None)

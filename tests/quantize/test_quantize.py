@@ -1,4 +1,4 @@
-"""Quantised models: what is quantised, their outputs, gradients, files and decoding."""
+"""Quantised models: selection of layers, outputs, gradients, files and decoding."""
 
 import json
 
@@ -86,7 +86,7 @@ def test_gates_of_every_mixer_are_found_or_named(name):
         x = torch.randn(1, 5, 64)
         projected = mixer.project(x, mixer.begin(x))
         r = projected[0] if isinstance(projected, tuple) else projected
-        with torch.no_grad():  # what is left does not move the decays
+        with torch.no_grad():  # the rest does not affect the decays
             for n, m in mixer.named_modules():
                 if type(m) is torch.nn.Linear:
                     first, last = found.get(n, (0, 0))
@@ -101,7 +101,7 @@ def test_gates_of_every_mixer_are_found_or_named(name):
 
 @pytest.mark.parametrize("mixer", ["gla", "gated_deltanet", "mamba2", "kda"])
 def test_gates_are_few(mixer):
-    """What stays for the sake of decays and write strengths is a small share of a mixer's weights."""
+    """Unquantised rows for decays and write strengths are a small share of a mixer's weights."""
     layer = linattn.mixers.create(mixer, dim=256)
     kept = sum((last - first) * layer.get_submodule(n).in_features for n, (first, last) in gate_rows(layer).items())
     assert 0 < kept < 0.12 * sum(p.numel() for p in layer.parameters())
@@ -256,5 +256,5 @@ def test_gguf_files_have_the_same_numbers(tmp_path, dtype, head):
         there = torch.from_numpy(gguf.quants.dequantize(tensors[name].data, tensors[name].tensor_type).copy())
         if tensors[name].tensor_type.name == "Q4_0":
             assert torch.equal(there, module.weight)
-        else:  # rounded once more, to 127ths of each block's largest, with a scale of 11 bits
+        else:  # rounded again, to 127ths of each block's largest, with a scale of 11 bits
             assert (there - module.weight).abs().max() <= module.weight.abs().max() * (0.5 / 127 + 2**-11)

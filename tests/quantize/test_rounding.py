@@ -1,4 +1,4 @@
-"""Rounding of matrices, against its definitions."""
+"""Rounding of matrices, against its definition."""
 
 import itertools
 
@@ -51,7 +51,7 @@ def test_compensation_lowers_the_error_of_the_output(form):
 
 
 def test_compensation_of_two_columns_is_the_least_error():
-    """Given the first code, the last column's is the nearest to its optimum: of all codes for it none has a smaller error."""
+    """Given the first code, the last column's is the nearest to its optimum, with the smallest error of all codes."""
     h = torch.tensor([[2.0, 0.9], [0.9, 1.0]]).double()
     full = torch.eye(32).double() * 1e-6
     full[:2, :2] = h

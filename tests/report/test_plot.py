@@ -54,7 +54,7 @@ def test_lines_are_named_apart_and_styled():
 
 
 def test_there_is_room_for_wide_letters_and_for_many_names():
-    """An m of the labels' font has 13 units, and 40 mixers have no place beside a plot of the usual height."""
+    """An m of the labels' font is 13 units wide, and 40 names exceed the usual height of a plot."""
     svg = ET.fromstring(lines(HEADING, [Series("mamba2 mmmm", [(256, 5.0), (1024, 5.0)], 0)], X, Y))
     name, _, width, height = _texts(ET.tostring(svg), "name")[0], *map(float, svg.get("viewBox").split()[1:])
     assert float(name.get("x")) + 6 * 13 + 5 * 8 <= width
@@ -91,7 +91,7 @@ def test_bars_are_in_proportion():
 
 @pytest.mark.parametrize("ends", [(2**10, 2**16), (2**10, 2**14), (2**10, 2**11)])
 def test_ticks_stand_apart(ends):
-    """Those of bytes are long: some are left out where they would touch."""
+    """Long labels of bytes are omitted where they would overlap."""
     x = Axis("bytes", logarithmic(ends, base=2), memory_tick)
     ticks = _texts(lines(HEADING, [Series("gated_deltanet beta 2", [(e, 5.0) for e in ends], 0)], x, Y), "tick")[6:]
     assert len(ticks) > 0

@@ -6,7 +6,7 @@ from tests.reproduce import toy
 
 @pytest.fixture
 def given(monkeypatch):
-    """Makes a toy the study "recall"; its value is the list of runs that were done."""
+    """Replaces the study "recall" by a toy; returns the list of finished runs."""
 
     def give(**changes):
         done = []

@@ -1,4 +1,4 @@
-"""Extrapolation: the losses are those of definition, a small study runs through the runner and goes on where it was cut off."""
+"""Extrapolation: losses by definition, and a small study that is interrupted and continued."""
 
 import math
 from dataclasses import replace
@@ -99,7 +99,7 @@ def test_a_study_gives_rows_and_plots():
     assert [row["mixer"] for row in rows] == ["softmax:window=4", "gla"]
     for row in rows:
         assert [p["positions"] for p in row["curve"]] == [1, 2, 4, 8, 16, 32, 64]
-        assert row["curve"][4]["gain"] == 0  # within the first segment there is nothing to forget
+        assert row["curve"][4]["gain"] == 0  # the first segment has no earlier state
         assert row["learned"] == row["curve"][4]["carried"]
         assert row["positions"] == 64
         assert 5 < row["carried"] < 9
@@ -130,7 +130,7 @@ def test_what_the_papers_say_and_whether_it_came_out():
 
 
 def test_what_diverges_in_a_seed_has_no_mean_and_the_others_have_theirs():
-    """JSON has no number for it, so it comes back as None."""
+    """JSON has no such number, so it is None."""
     settings = replace(TINY, mixers=("gla", "gated_deltanet", "rwkv7"), ffn_dim=128)
     stretches = {"borders": [8, 16, 64], "fresh": [3.0, 3.0, 3.0]}
     done = [(run, {**stretches, "carried": [3.0, 2.9, 2.8]}) for run in extrapolation.runs(settings, [])]

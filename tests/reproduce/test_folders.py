@@ -1,4 +1,4 @@
-"""What a study makes of a folder: others' files, damage, two processes at once."""
+"""Folders of studies: foreign files, damage, two processes at once."""
 
 import json
 import os
@@ -78,7 +78,7 @@ def test_two_processes_never_write_to_one_folder(given, tmp_path, capsys):
 
 
 def test_what_another_process_did_meanwhile_is_kept(given, tmp_path, monkeypatch):
-    """Between the first look at the folder and the lock."""
+    """Between the first read of the folder and the lock."""
     given()
     held = ledger.Folder.held
 

@@ -1,4 +1,4 @@
-"""On a GPU: a captured training step is the eager one, and several trainings on streams are those alone."""
+"""On a GPU: a captured training step equals the eager one, and concurrent trainings on streams equal single ones."""
 
 import pytest
 import torch

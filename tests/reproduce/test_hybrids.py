@@ -1,4 +1,4 @@
-"""Hybrids: patterns with the wanted share, models of one size, and a small study of them."""
+"""Hybrids: patterns with the given share, models of equal size, and a small study."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -49,7 +49,7 @@ def test_all_stacks_are_of_one_size(settings):
 
 
 def _done(settings):
-    """All runs one after the other, those that others lead to, too."""
+    """Execute all runs in turn, including requested later ones."""
     done = []
     while len(wanted := hybrids.runs(settings, done)) > len(done):
         done += [(run, finish(hybrids.measure({**run, "device": "cpu"}))) for run in wanted[len(done) :]]

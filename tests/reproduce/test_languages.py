@@ -1,4 +1,4 @@
-"""Reports of studies and tasks in Chinese: nothing of them stays in English but names."""
+"""Reports of studies and tasks in Chinese: only names stay in English."""
 
 import json
 import re

@@ -55,7 +55,7 @@ def test_a_study_from_runs_to_page(given, tmp_path):
 
 
 def test_sentences_of_the_papers_are_broken_into_lines(given, tmp_path):
-    """In one line they push what came out off the page."""
+    """In one line they would push results off the page."""
 
     def rows(settings, done):
         return [{**row, "paper_says": "it learns all of it, and soon"} for row in toy.rows(settings, done)]
@@ -108,7 +108,7 @@ def test_every_run_is_on_disk_before_the_next(given, tmp_path):
 
 
 def test_the_table_of_what_was_there_is_on_disk_while_more_is_done(given, tmp_path):
-    """A process that is killed has no time to make one."""
+    """A killed process cannot write one."""
     given()
     before = reproduce.run("recall", mixers=["gla", "lstm"], seeds=1, out=tmp_path)
     saved = []
@@ -190,7 +190,7 @@ def test_a_mixer_of_a_notebook_stays_in_its_process(monkeypatch, tmp_path):
 
 
 def test_a_process_that_lost_its_device_makes_room_for_another(monkeypatch, tmp_path):
-    """It does what it has begun and no more."""
+    """It finishes its current runs only."""
     study = toy.study(alone=False)
     monkeypatch.setattr(ledger, "load", lambda name: study)
     monkeypatch.setattr(workers, "cores", lambda: 1)
@@ -203,7 +203,7 @@ def test_a_process_that_lost_its_device_makes_room_for_another(monkeypatch, tmp_
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
 def test_processes_end_with_the_one_that_started_them(tmp_path):
-    """However it ends: here without a word to anybody."""
+    """Even if it is killed."""
     (script := tmp_path / "parent.py").write_text("""
 import multiprocessing, os
 from linattn.experiment import workers

@@ -1,4 +1,4 @@
-"""Precision: rounded recurrences against one written out here, models with rounded states, and what is brought back from where."""
+"""Precision: rounded recurrences against an explicit one, models with rounded states, and restoring from storage."""
 
 import os
 from dataclasses import replace
@@ -74,7 +74,7 @@ def test_answers_are_those_of_the_model(monkeypatch):
     for every, dtype in ((16, None), (1, None), (3, torch.float32)):
         assert answered(model, examples, every, dtype) == pytest.approx(wanted)
     monkeypatch.setattr(precision, "stored", lambda state, dtype: State([{k: t * 0 for k, t in layer.items()} for layer in state.layers]))
-    alone = model(examples.ids.reshape(-1, 1)).argmax(-1).view_as(examples.ids)  # what is stored that badly is forgotten
+    alone = model(examples.ids.reshape(-1, 1)).argmax(-1).view_as(examples.ids)  # states rounded that coarsely are useless
     forgetful = (alone == examples.labels).sum().item() / (examples.labels >= 0).sum().item()
     assert answered(model, examples, 1, torch.float16) == pytest.approx(forgetful) != pytest.approx(wanted)
 
@@ -143,7 +143,7 @@ def test_a_study_gives_rows_and_plots():
 
 
 def test_the_plot_of_restoring_names_mixers_in_short_form():
-    """A name of an option's full length would leave no room for the lines, and small letters on a phone."""
+    """Full option names would leave little space for lines, and small letters on a phone."""
     row = {"mixer": "deltanet:negative_eigenvalues=true", "tokens": 64, "bytes": 8, "memory": 0.5}
     (chart,) = precision.charts(TINY, [{**row, "mixer": "softmax"}, row])
     assert "deltanet β&lt;2, memory" in chart.svg and "negative_eigenvalues" not in chart.svg

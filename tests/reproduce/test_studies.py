@@ -1,4 +1,4 @@
-"""The studies of recall, capacity, state tracking and copying, at sizes that take a moment."""
+"""The studies of recall, capacity, state tracking and copying, at tiny sizes."""
 
 import math
 from dataclasses import replace
@@ -21,7 +21,7 @@ def _measured(study, run):
 
 
 def _table(study, settings):
-    """Do all runs, and the ones that these lead to, then the rows and the charts."""
+    """Execute all runs and those requested later, then build the rows and charts."""
     done = []
     while missing := [run for run in study.runs(settings, done) if run not in [r for r, _ in done]]:
         done += [(run, _measured(study, run)) for run in missing]
@@ -238,7 +238,7 @@ def test_what_the_papers_say_of_copying(mixer, said):
 
 @pytest.mark.parametrize("size", [4, 12])
 def test_capacity_against_least_squares(size):
-    """The delta rule goes to the state that returns all pairs exactly, a sum returns v_i + Σ_j (k_i · k_j) v_j."""
+    """The delta rule converges to the state that returns all pairs exactly, a sum returns v_i + Σ_j (k_i · k_j) v_j."""
     generator = torch.Generator().manual_seed(0)
     k, v = capacity.pairs(size // 2, size, orthonormal=False, generator=generator)
     exact = torch.linalg.pinv(k) @ v
@@ -263,14 +263,14 @@ def test_a_decay_returns_the_last_pair_and_less_of_the_others():
 
 @pytest.mark.parametrize("mixer", ["local", "softmax:window=16", "transformer_xl", "s4", "s4d", "rwkv4", "rg_lru", "lstm"])
 def test_capacity_is_asked_of_matrices_only(mixer):
-    """Keys and values side by side are none, nor is a sum for each channel; Mamba keeps one for keys that its channels share."""
+    """Caches and sums per channel are not matrices; Mamba has one, with keys shared by its channels."""
     assert capacity.rule(mixer) is None
     assert capacity.rule("mamba") is not None
 
 
 @pytest.mark.parametrize(("mixer", "grown"), [("performer", 2), ("gaussian", 2), ("efficient_attention", 1)])
 def test_decays_that_follow_the_unit_of_the_keys_forget_nothing(mixer, grown):
-    """Of a text that comes twice the state is the sum of two equal states, or their mean, but for the epsilon of the features."""
+    """After reading a text twice the state is the sum of two equal states, or their mean, up to the features' epsilon."""
     assert capacity._rule_name(mixer) == "additive"
     torch.manual_seed(0)
     made, text = mixers.create(mixer, dim=64), torch.randn(1, 8, 64)

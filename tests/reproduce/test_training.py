@@ -1,4 +1,4 @@
-"""What several studies train."""
+"""Trainings shared by several studies."""
 
 import pytest
 
@@ -23,5 +23,5 @@ def test_one_matrix_embeds_and_answers_where_it_is_asked_for(tied):
 
 @pytest.mark.parametrize("study", [hybrids, precision])
 def test_of_many_words_only_one_matrix_learns(study):
-    """See benchmarks/log.md; of few words two learn sooner."""
+    """See benchmarks/log.md; with few words two matrices learn sooner."""
     assert study.FULL.recall["tie_embeddings"] and "tie_embeddings" not in study.QUICK.recall

@@ -1,4 +1,4 @@
-"""A study that takes no time, for the runner's tests; worker processes import it by name."""
+"""An instant study for the runner's tests; worker processes import it by name."""
 
 import os
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ def runs(settings, done):
 
 
 def measure(run):
-    """A generator, as trainings are."""
+    """A generator, like trainings."""
     for _ in range(3):
         yield
     if run["mixer"] == "lstm":

@@ -1,4 +1,4 @@
-"""Small new models of the published families that vLLM does not know, made from their own configs."""
+"""Small new models of published families that vLLM lacks, made from their configs."""
 
 from typing import Any
 

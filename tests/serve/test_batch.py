@@ -1,4 +1,4 @@
-"""States in pages without vLLM: whatever a scheduler does with pieces, pages and rows, outputs equal those of a whole sequence."""
+"""States in pages without vLLM: for any schedule of pieces, pages and rows outputs equal those of whole sequences."""
 
 import random
 from types import SimpleNamespace
@@ -32,13 +32,13 @@ def fresh(mixer) -> dict[str, torch.Tensor]:
 
 
 class Scheduler:
-    """Sequences that come at random, are read in pieces and preempted, beside each other; pages that nobody owns hold garbage."""
+    """Random scheduler: sequences arrive at random, are read in pieces and preempted; unused pages hold garbage."""
 
     def __init__(self, mixer, seed: int = 0) -> None:
         self.draw, self.mixer, self.layout = random.Random(seed), mixer, Layout(fresh(mixer))
         pages = torch.full((PAGES, self.layout.nbytes + 3 * ALIGNMENT), GARBAGE, dtype=torch.uint8)
         self.paged = Paged(mixer, pages, self.layout, fresh(mixer))
-        self.free, self.running = list(range(1, PAGES)), {}  # the page 0 is nobody's
+        self.free, self.running = list(range(1, PAGES)), {}  # no sequence owns page 0
 
     def step(self, sequences: dict[int, torch.Tensor], outputs: dict[int, list], shared: dict[int, torch.Tensor]) -> None:
         for name in sequences:
@@ -55,7 +55,7 @@ class Scheduler:
         y, _ = self.paged.run(x, Batch.of(self.metadata(rows, outputs)), own)
         for (n, _), part in zip(rows, y.split([size for _, size in rows], 1), strict=True):
             outputs[n].append(part)
-            if complete(sequences, outputs, n) or self.draw.random() < 0.05:  # the end, or preempted: it begins anew
+            if complete(sequences, outputs, n) or self.draw.random() < 0.05:  # finished, or preempted and restarted
                 outputs[n] = outputs[n] if complete(sequences, outputs, n) else []
                 page = self.running.pop(n)
                 self.paged.pages[page] = GARBAGE

@@ -1,4 +1,4 @@
-"""The OpenAI endpoint of a small model: keys, a full queue, clients that go away, state files, and a thousand requests with faults.
+"""The OpenAI endpoint of a small model: keys, a full queue, disconnecting clients, state files, and a thousand requests with faults.
 
 Runs where vLLM is installed: `make test-serve`. One server for all tests; it takes a minute or two to start.
 """
@@ -21,7 +21,7 @@ from linattn.vllm import states
 from linattn.vllm.server import HOST, serving
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: make test-serve runs these in an environment of their own")
-pytestmark = pytest.mark.filterwarnings("default")  # of what vLLM brings
+pytestmark = pytest.mark.filterwarnings("default")  # from vLLM's dependencies
 
 ROWS, QUEUE, LENGTH = 4, 12, 512
 OPTIONS = ["--dtype", "float32", "--enforce-eager", "--no-enable-prefix-caching", "--max-num-batched-tokens", "128"]
@@ -89,7 +89,7 @@ def test_a_full_queue_is_503(server):
 
 
 def leave(server, ids, after: int = 1) -> None:
-    """Ask for a stream and go away after a few lines."""
+    """Request a stream and disconnect after a few lines."""
     body = json.dumps(asked(ids, 400, stream=True)).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {HOST}\r\nAuthorization: Bearer {server.key}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -132,7 +132,7 @@ FAULTS = {
 
 
 def test_a_thousand_requests_of_random_shape_with_faults(server, model):
-    """None is lost, each good one has its own tokens, each fault its error, and no row stays taken."""
+    """Every valid request gets its tokens, each fault its error, and all rows are freed."""
     draw, gate, results = random.Random(0), threading.Semaphore(QUEUE), []
     wanted = {}
 
@@ -151,7 +151,7 @@ def test_a_thousand_requests_of_random_shape_with_faults(server, model):
                 ids, count = PROMPTS[n % len(PROMPTS)], own.randrange(1, 9)
                 while True:
                     status, answer = server.ask(asked(ids, count))
-                    if status != 503:  # of clients that have gone and still count
+                    if status != 503:  # disconnected clients may still count
                         break
                     time.sleep(0.05)
                 results.append((n, kind, status, tokens_of(answer) == wanted[n % len(PROMPTS)][:count]))

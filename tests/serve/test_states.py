@@ -1,4 +1,4 @@
-"""State files that requests name: names, damage, other models, and the rows of a step that come, go and move."""
+"""State files named by requests: names, damage, other models, and rows that are added, removed and moved."""
 
 import json
 import os
@@ -149,5 +149,5 @@ def test_a_file_that_is_being_written_may_be_named_and_a_lost_one_ends_the_seque
     rows.add(4, {states.LOAD: "next"})
     assert rows.failed == [] and torch.equal(rows.given(1)[4]["S"], state_of(lm).layers[1]["S"])
     assert not (folder / "after.safetensors").exists()
-    states.begin(lm)  # a server that starts anew expects no file of an earlier one
+    states.begin(lm)  # a new server expects no files of an earlier one
     assert not list(folder.glob("*.pending"))

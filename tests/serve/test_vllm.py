@@ -1,4 +1,4 @@
-"""vLLM's greedy tokens against generation here: every mixer, arrivals at random, prompts in pieces, preemption, cached prefixes.
+"""vLLM's greedy tokens against generation here: every mixer, random arrivals, prompts in pieces, preemption, cached prefixes.
 
 Runs where vLLM is installed: `make test-serve`. One process serves a small model of each mixer in turn.
 """
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # of vLLM and what it import
 
 RECURRENT = [n for n in mixers.available() if mixers.info(n).resumable and mixers.info(n).recurrent]
 HYBRIDS = ["gated_deltanet*3, softmax", "mamba2, softmax"]
-GROUPS = [", ".join(RECURRENT[i::9]) for i in range(9)]  # a model has a layer of each: an engine takes half a minute to start
+GROUPS = [", ".join(RECURRENT[i::9]) for i in range(9)]  # one model has several mixers, since an engine takes half a minute to start
 MIXED = ["gla, mamba2, rwkv7, softmax", "rwkv7, rwkv_channel"]
 PUBLISHED = ["rwkv", "rwkv6", "rwkv7", "gla", "retnet", "delta_net", "gated_deltanet", "kda", "hgrn2", "xlstm", "recurrent_gemma"]
 VOCABULARY, NEW = 64, 12
@@ -65,7 +65,7 @@ def saved(model, folder) -> str:
 
 
 def run(llm: vllm.LLM, prompts: list[list[int]], draw: random.Random, cancel: set[int] = frozenset()) -> dict[int, list[int]]:
-    """Tokens of each prompt, which come at random while others run; those in ``cancel`` go away after three tokens."""
+    """Tokens of each prompt, with random arrivals; those in ``cancel`` are aborted after three tokens."""
     engine, waiting, found = llm.llm_engine, list(range(len(prompts))), {}
     while waiting or engine.has_unfinished_requests():
         while waiting and draw.random() < 0.5:
@@ -97,7 +97,7 @@ def metric(llm: vllm.LLM, name: str) -> float:
 
 @pytest.mark.parametrize("mixer", [*GROUPS, *HYBRIDS, *MIXED])
 def test_tokens_equal_generation(mixer, serve, tmp_path):
-    """Four rows for ten prompts, of which two go away; pieces of at most 64 tokens of all prompts."""
+    """Four rows for ten prompts, two of them aborted; pieces of at most 64 tokens of all prompts."""
     model, prompts = made(mixer), given()
     found = run(serve(saved(model, tmp_path / "model")), prompts, random.Random(1), cancel={2, 4})
     for n, ids in enumerate(prompts):
@@ -116,7 +116,7 @@ def test_cached_prefixes_change_no_token(mixer, serve, tmp_path):
     assert metric(llm, "vllm:prefix_cache_hits") >= 128
     before = metric(llm, "vllm:prefix_cache_hits")
     salted = {"prompt_token_ids": given(7, (180,))[0], "cache_salt": "one"}
-    for salt, hits in (("one", False), ("two", False), ("one", True)):  # what one user cached another does not get
+    for salt, hits in (("one", False), ("two", False), ("one", True)):  # users do not share cached prefixes
         llm.generate([salted | {"cache_salt": salt}], greedy(), use_tqdm=False)
         now = metric(llm, "vllm:prefix_cache_hits")
         assert (now > before) == hits
@@ -140,7 +140,7 @@ def test_preempted_sequences_have_equal_tokens(mixer, serve, tmp_path):
 
 @pytest.mark.parametrize("model_type", PUBLISHED)
 def test_published_families_that_vllm_does_not_know(model_type, serve, tmp_path):
-    """Folders in the published form, as `linattn export` writes them, from a new model of the family."""
+    """Folders in the published format, as written by `linattn export`, of a new model of the family."""
     model, prompts = published(model_type), given(3, (1, 40, 7, 90))
     export(model, model_type, tmp_path / "model")
     found = run(serve(tmp_path / "model"), prompts, random.Random(2))

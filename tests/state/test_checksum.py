@@ -1,4 +1,4 @@
-"""One flipped bit in a file is refused, wherever it is; files without a checksum are read."""
+"""A flipped bit anywhere in a file is detected; files without a checksum are read."""
 
 import json
 import random
@@ -23,7 +23,7 @@ def flip(path, bit: int) -> None:
 
 
 def test_a_flipped_bit_in_a_state(tmp_path):
-    """In the header, the payload, the digits of the checksum, its name and the padding; a prime stride meets each place of a byte."""
+    """In the header, the payload, the digits of the checksum, its name and the padding; a prime stride covers all bit positions."""
     path = tmp_path / "s"
     make().save(path, description={"of": "a test"})
     whole = path.read_bytes()

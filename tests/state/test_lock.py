@@ -1,4 +1,4 @@
-"""One writer for a folder at a time, and what becomes of a folder whose writer died."""
+"""One writer per folder at a time, and recovery after a writer's death."""
 
 import os
 import subprocess

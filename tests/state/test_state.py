@@ -1,4 +1,4 @@
-"""State: rows are picked and forked, files are whole or refused, and the tensors inside are seen by compile and pytrees."""
+"""State: selection and forking of rows, damaged files, and support of compile and pytrees."""
 
 import json
 import os
@@ -277,7 +277,7 @@ def test_weights_are_hashed_again_when_they_have_changed():
         model.lm_head.weight[0, 0] += 1
     seen.append(identity(model)["weights"])
     weight = model.model.layers[0].mixer.o_proj.weight
-    weight.data[0, 0] += 1  # which no version counts
+    weight.data[0, 0] += 1  # changes no version
     seen.append(identity(model)["weights"])
     weight.data = weight.data.clone().neg_()
     seen.append(identity(model)["weights"])
@@ -285,7 +285,7 @@ def test_weights_are_hashed_again_when_they_have_changed():
     with torch.inference_mode():
         still = lm()
         assert identity(still) == first
-        still.lm_head.weight.zero_()  # nothing counts such writes
+        still.lm_head.weight.zero_()  # versions do not count such writes
         assert identity(still) != first
 
 

@@ -1,4 +1,4 @@
-"""The store of prefixes: the longest is found, the oldest goes, and several processes use it at once."""
+"""The store of prefixes: finds the longest, removes the oldest, and supports several processes."""
 
 import os
 
@@ -61,7 +61,7 @@ def test_rows_need_the_same_length(store, model):
     assert store.find(model, [TOKENS, other]) == (0, None)
     store.put(model, other[:3], state_of(3))
     assert value(store.find(model, [TOKENS, other])) == (3, [1.0, 3.0])
-    store.put(model, other[:6], state_of(4, size=9))  # filler beside the tokens: does not go together
+    store.put(model, other[:6], state_of(4, size=9))  # padding beside the tokens: cannot be combined
     assert value(store.find(model, [TOKENS, other])) == (3, [1.0, 3.0])
 
 
@@ -77,7 +77,7 @@ def test_everything_that_a_state_follows_from_is_in_the_key(what, store, model, 
     else:
         monkeypatch.setattr(linattn, "__version__", "99")
     assert store.find(model, [TOKENS]) == (0, None)
-    assert files(store) == [10]  # others may want it
+    assert files(store) == [10]  # others may use it
 
 
 def test_the_bytes_are_bounded_and_the_least_recently_used_goes(tmp_path, model):
@@ -105,7 +105,7 @@ def test_the_bytes_are_bounded_and_the_least_recently_used_goes(tmp_path, model)
 def test_a_smaller_bound_holds_from_the_next_state_on(store, model):
     store.put(model, TOKENS[:2], state_of(1, size=1000))
     smaller = PrefixStore(store.folder, max_bytes=100)
-    smaller.put(model, TOKENS[:3], state_of(2, size=1000))  # which has no room itself
+    smaller.put(model, TOKENS[:3], state_of(2, size=1000))  # too small for it
     assert smaller.nbytes == 0
 
 

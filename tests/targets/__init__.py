@@ -1,1 +1,1 @@
-"""The GPU kernels compiled for cards that are not here: what fits their shared memory, and what spills."""
+"""The GPU kernels compiled for other cards: shared memory and spills."""

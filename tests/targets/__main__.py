@@ -1,13 +1,11 @@
-"""Compile the cases for the cards, and write what came of it: ``python -m tests.targets --targets sm_80,sm_100 --cases attention``.
+"""Compile the cases for the cards and write the results: ``python -m tests.targets --targets sm_80,sm_100 --cases attention``.
 
-``--triton FOLDER`` takes another Triton than the installed one: what ``pip download --no-deps triton==3.9.0`` gave, unpacked there.
-Cases that a file has are replaced, and the others stay, so that several runs fill one file.
+``--triton FOLDER`` uses another Triton: the result of ``pip download --no-deps triton==3.9.0``, unpacked there.
+Existing cases of a file are replaced, others stay, so that several runs fill one file.
 
-``--fingerprint FILE`` writes what the kernels for Hopper compile to instead, see fingerprint.py; with ``--against FILE``, of before a
-change, it fails where the PTX of a kernel is another now. ``--ir`` compares Triton's IR instead, simplified, and compiles no further: a
-tenth of the time. The same IR gives the same PTX; another one may do so too (values may have other names), which its .ttgir shows.
-
-``--merge FILE ...`` adds what other machines wrote, and compiles nothing.
+``--fingerprint FILE`` writes fingerprints of the kernels for Hopper instead, see fingerprint.py; with ``--against FILE``, from before a
+change, it fails if the PTX of a kernel differs. ``--ir`` compares Triton's simplified IR instead, in a tenth of the time. Equal IR
+gives equal PTX; different IR may too (values may be renamed), see its .ttgir. ``--merge FILE ...`` only adds other machines' results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cards that kernels are compiled for."""
+"""The target cards."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
 def attention(kind: str, rank: str, dtype: torch.dtype, size: int, tokens: int = 2048) -> None:
-    """Both passes over one head, in segments where they are long enough."""
+    """Both passes over one head, in segments if long enough."""
     call = calls.make(kind, rank, B=1, T=tokens, H=1, K=size, V=size).to(dtype)
     leaves = {n: t.requires_grad_() for n, t in call.tensors.items()}
     arguments = calls.arguments(leaves, {**call.options, "return_state": True})
@@ -27,7 +27,7 @@ def attention(kind: str, rank: str, dtype: torch.dtype, size: int, tokens: int =
 
 
 def mixed(size: int) -> None:
-    """RWKV-7 as it came from autocast: erasing vectors in float32 beside the rest in bfloat16, and no gradient of the decay."""
+    """RWKV-7 as under autocast: erasing vectors in float32 beside the rest in bfloat16, and no gradient of the decay."""
     call = calls.make("erase", "BTHK", B=1, T=2048, H=1, K=size, V=size).to(BF16)
     wide = call.with_(**{name: call.tensors[name].float() for name in ("read", "write")})
     leaves = {name: t.requires_grad_(name != "decay") for name, t in wide.tensors.items()}

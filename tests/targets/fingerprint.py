@@ -1,8 +1,8 @@
-"""What the kernels for Hopper compile to, so that a change of their source can be shown to change nothing: same lines, same machine code.
+"""Fingerprints of the kernels for Hopper, to show that a change of their source does not change the machine code.
 
-A line is a kernel that a call launches: hashes of Triton's IR after its first passes (names of values and lines of the source left out)
-and of the PTX made of it, registers, shared memory, spills and the constants it was compiled with. What one IR compiles to is kept in a
-folder, and so is the IR itself: only a kernel that has changed is compiled further, which takes most of the time.
+A line is a launched kernel: hashes of Triton's IR after its first passes (without names of values and source lines) and of its PTX,
+registers, shared memory, spills and the constants it was compiled with. Results are cached by IR in a folder, with the IR itself, so
+that only changed kernels are compiled further, which takes most of the time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.targets.machine import Kernel, Machine, facts
 TARGET, WANTED = "sm_90", "linattn.ops.triton.hopper."
 SIZES = {(128, 128): 4, (64, 64): 2, (64, 128): 1, (128, 64): 1, (128, 256): 1}  # of keys and values: patterns of options
 PATTERNS = ((0, 0, 0, 0, 0), (0, 1, 0, 1, 0), (0, 0, 1, 1, 0), (1, 0, 0, 0, 1))  # with their complements, every pair of options
-FUSED = (("plain", "BTH"), ("beta", "none"), ("beta", "BTH"))  # which have one kernel for the backward pass of a busy card
+FUSED = (("plain", "BTH"), ("beta", "none"), ("beta", "BTH"))  # with one kernel for the backward pass on a busy card
 FIELDS = ("ir", "ptx", "registers", "shared", "spills", "failure", "options")
 
 
@@ -53,13 +53,13 @@ def attention(kind: str, rank: str, sizes: tuple[int, int], options: tuple[bool,
 
 
 def busy(kind: str, rank: str, sizes: tuple[int, int], options: tuple[bool, ...]) -> None:
-    """As :func:`attention` with so many heads that no multiprocessor is idle."""
+    """As :func:`attention` with enough heads to keep all multiprocessors busy."""
     with mock.patch.object(choice, "multiprocessors", return_value=1):
         attention(kind, rank, sizes, options)
 
 
 def cases() -> Iterator[tuple[str, Callable[[], None]]]:
-    """Calls that between them launch each kernel with each of its options."""
+    """Calls that together launch each kernel with each of its options."""
     for kind, rank in product(("plain", "beta", "erase", "bonus"), ("none", "BTH", "BTHK")):
         for at, (sizes, patterns) in enumerate(SIZES.items()):
             for options, said in _options(at, patterns):
@@ -77,18 +77,18 @@ def _options(first: int, patterns: int) -> Iterator[tuple[tuple[bool, ...], str]
 
 
 class Known(Exception):
-    """Ends a compilation whose result is kept."""
+    """Ends a compilation whose result is cached."""
 
 
 class Memo:
-    """Results by the hash of the IR, in a folder; none but the IR with ``ir_only``, where it is simplified before."""
+    """Results by the hash of the IR, in a folder; with ``ir_only`` only the simplified IR."""
 
     def __init__(self, folder: Path, ir_only: bool = False) -> None:
         self.folder, self.ir_only = folder, ir_only
         folder.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
-        """The fields of a :class:`Kernel`, compiled as far as nothing is known of it."""
+        """The fields of a :class:`Kernel`, compiled unless cached."""
         said = f"{[_kind(a) for a in args]} { {n: str(x) for n, x in sorted(options.items())} }"
         with self._reading() as seen:
             try:
@@ -100,7 +100,7 @@ class Memo:
 
     @contextmanager
     def _reading(self) -> Iterator[dict[str, str]]:
-        """Within it, compilers end at an IR that is known, and say what they make of another."""
+        """Context in which compilations stop at a cached IR and report the results of others."""
         seen: dict[str, str] = {}
         to_llvm, to_cubin = CUDABackend.make_llir, CUDABackend.make_cubin
 
@@ -129,7 +129,7 @@ class Memo:
 
 
 def _simplify(module: Any) -> None:
-    """Drop results that nothing reads, and what is computed twice."""
+    """Eliminate dead code and common subexpressions."""
     manager = ir.pass_manager(module.context)
     passes.common.add_canonicalizer(manager)
     passes.common.add_cse(manager)
@@ -138,9 +138,9 @@ def _simplify(module: Any) -> None:
 
 
 def normalized(ir: str) -> str:
-    """``ir`` without places in the source, its values numbered in the order of their definitions.
+    """``ir`` without source locations, its values numbered in the order of their definitions.
 
-    The bodies of specialised warps define names anew that are in use outside, and which they are depends on how many there are outside.
+    Bodies of specialised warps redefine outer names, depending on the number of outer values.
     """
     ir = "\n".join(line for line in ir.splitlines() if not line.startswith("#loc"))
     ir = re.sub(r"\s*loc\((?:[^()\"]|\"[^\"]*\"|\([^()]*\))*\)", "", ir)
@@ -157,7 +157,7 @@ def normalized(ir: str) -> str:
 
 
 def instructions(ptx: str) -> str:
-    """``ptx`` without comments, places in the source and what debuggers read."""
+    """``ptx`` without comments, source locations and debug information."""
     ptx = re.sub(r"\.section\s+\.debug\w*\s*\{.*?\}", "", ptx, flags=re.DOTALL)
     lines = (re.sub(r"\s*//.*", "", line).strip() for line in ptx.splitlines())
     return "\n".join(line for line in lines if line and not line.startswith((".loc", ".file", "$L__tmp", "$L__func", "$L__info")))
@@ -172,7 +172,7 @@ def _kind(value: Any) -> str:
 
 
 def lines(pattern: str, memo: Memo, jobs: int) -> Iterator[str]:
-    """A line a kernel of the cases whose names match."""
+    """A line per kernel of the cases whose names match."""
     hopper._gluon_refusals[torch.device("cpu")] = None
     machine = Machine(CARDS[TARGET], jobs, memo, WANTED)
     for name, run in cases():
@@ -190,7 +190,7 @@ def _said(kernel: Kernel) -> str:
 
 
 def differing(before: str, after: list[str], field: str = "ptx") -> list[str]:
-    """The lines of ``after`` whose ``field`` is another, or missing, than that of the same launch ``before``."""
+    """The lines of ``after`` whose ``field`` differs from that of the same launch in ``before``, or is missing there."""
     known = {_launch(line): _hash_of(line, field) for line in before.splitlines()}
     return [line for line in after if (found := _hash_of(line, field)) is None or known.get(_launch(line)) != found]
 

@@ -1,6 +1,6 @@
-"""A machine with a GPU that is not here: linattn chooses what it launches there, and each launch is compiled in a child process.
+"""Simulated machine with a GPU: linattn chooses its launches for it, and each is compiled in a child process.
 
-The tensors lie on the CPU. Nothing runs, so results mean nothing; a compiler that ends its process ends a child's.
+The tensors are on the CPU. Nothing runs, so results are meaningless; a crash of the compiler ends only a child.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from linattn.ops.gpu import Card
 from linattn.ops.triton import launch
 from tests.targets.cards import COLUMNS
 
-COMPILERS_SECONDS = 300  # that one kernel may take to compile
+COMPILERS_SECONDS = 300  # time limit of one compilation
 _compile = JITFunction.run
 
 
 class Kernel(NamedTuple):
     """A compiled kernel: bytes of shared memory, registers and bytes of spills of a thread, columns of tensor memory.
 
-    ``ir`` and ``ptx`` are hashes of what it is compiled from and to, and ``options`` its constants, see fingerprint.py.
+    ``ir`` and ``ptx`` are hashes of its IR and PTX, and ``options`` its constants, see fingerprint.py.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Kernel(NamedTuple):
     options: str = ""
 
     def refusal(self, card: Card) -> str | None:
-        """Why it does not run on ``card``, or None."""
+        """Reason why it does not run on ``card``, or None."""
         if self.failure:
             return f"{self.name} does not compile: {self.failure}"
         if self.shared > card.shared:
@@ -61,7 +61,7 @@ class Kernel(NamedTuple):
 
 
 class Driver:
-    """A device that takes part in compiling alone, with caches of its own in each kernel."""
+    """A device only for compilation, with separate caches in each kernel."""
 
     def __init__(self, card: Card) -> None:
         self.card = card
@@ -80,10 +80,10 @@ class Driver:
 
 
 class Machine:
-    """Compiles what is launched, ``jobs`` kernels at a time; ``kernels`` are the results, each kind of launch once.
+    """Compiles launches, ``jobs`` kernels at a time; ``kernels`` are the results, one per kind of launch.
 
     ``compiled(kernel, arguments, options)`` gives the fields of a :class:`Kernel` in a child process, for kernels of the modules
-    whose names begin with ``wanted``; the others are passed over.
+    whose names begin with ``wanted``; others are skipped.
     """
 
     def __init__(self, card: Card, jobs: int = 1, compiled: Callable[..., dict[str, Any]] | None = None, wanted: str = "") -> None:
@@ -94,7 +94,7 @@ class Machine:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Within it, CPU tensors are taken for tensors on the card."""
+        """Context in which CPU tensors are treated as tensors on the card."""
         before = gpu._known, launch.run, JITFunction.run
         gpu._known = lambda *_: self.card  # type: ignore[assignment]
         launch.run = _run  # type: ignore[assignment]
@@ -144,7 +144,7 @@ class Machine:
 
 
 def _kind(value: Any) -> Any:
-    """What a kernel is compiled for."""
+    """Key of a compilation."""
     if isinstance(value, torch.Tensor):
         return str(value.dtype), value.data_ptr() % 16 == 0
     if isinstance(value, tuple):
@@ -155,12 +155,12 @@ def _kind(value: Any) -> Any:
 
 
 def _run(body, like, tensors, *options, then=None):
-    """As ``launch.run``, with every launch anew."""
+    """As ``launch.run``, without cached launches."""
     return body(launch.Recorder(like, tensors), *tensors, *options)
 
 
 def _child(write: int, compiled: Callable[..., dict[str, Any]], kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Compile, tell the parent, end."""
+    """Compile, report to the parent, exit."""
     signal.alarm(COMPILERS_SECONDS)
     knobs.nvidia.dump_ptxas_log = knobs.compilation.always_compile = True
     warps, stages = options.get("num_warps", 4), options.get("num_stages", 3)
@@ -187,6 +187,6 @@ def facts(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> dict[s
 
 
 def _resources(log: str) -> dict[str, int]:
-    """Of the largest function in what ``ptxas -v`` says."""
+    """Resources of the largest function in the output of ``ptxas -v``."""
     registers, spills = (map(int, re.findall(pattern, log)) for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill stores"))
     return {"registers": max(registers), "spills": max(spills)}

@@ -1,4 +1,4 @@
-"""What was compiled, as a file: kernels by Triton's version, card and case, with what made them."""
+"""File of compiled kernels by Triton's version, card and case."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = "linattn.targets"
-LEAST = 512  # bytes of spills a thread that are as good as none
+LEAST = 512  # negligible bytes of spills per thread
 MARGIN = 1.25  # of the recorded spills, beyond which a case fails
 
 Kernels = list[dict[str, Any]]
@@ -16,7 +16,7 @@ Kernels = list[dict[str, Any]]
 
 @dataclass
 class Record:
-    """The results of one version of Triton; those of the others are written as they were read."""
+    """The results of one version of Triton; those of others are preserved."""
 
     version: str
     before: dict[str, Any]
@@ -36,7 +36,7 @@ class Record:
         self.cases.setdefault(target, {})[case] = rows
 
     def spilled(self, target: str, case: str, kernel: Any) -> str | None:
-        """Why a kernel spills too much: more than the file said before."""
+        """Reason why a kernel spills too much, compared with the file."""
         run = self.before["runs"].get(self.version, {})
         known = run.get("targets", {}).get(target, {}).get(case, [])
         bound = max((k.get("spills", 0) for k in known if k["name"] == kernel.name), default=None)
@@ -51,7 +51,7 @@ class Record:
 
 
 def merge(path: Path, others: list[Path]) -> str:
-    """Add the cases in the files ``others`` to those in ``path``; of the same Triton and card the later one stays."""
+    """Add the cases in the files ``others`` to those in ``path``; later files take precedence for the same Triton and card."""
     added = 0
     for body in [json.loads(other.read_text()) for other in others]:
         if body["schema"] != SCHEMA:
@@ -68,7 +68,7 @@ def merge(path: Path, others: list[Path]) -> str:
 
 
 def _lines(value: Any, depth: int = 0) -> str:
-    """JSON with a case a line."""
+    """JSON with one case per line."""
     if not isinstance(value, dict) or depth > 4:
         return json.dumps(value)
     inner = [f"{' ' * (depth + 1)}{json.dumps(key)}: {_lines(x, depth + 1)}" for key, x in value.items()]

@@ -1,4 +1,4 @@
-"""A slice of ``make test-targets``, and what that has found."""
+"""A slice of ``make test-targets``, and regressions that it has found."""
 
 import json
 import os
@@ -26,7 +26,7 @@ PLAIN = "norm-gated-bfloat16-64$"
 OTHERS = "(diagonal_scan-given-rows-bfloat16-4096|linears-gated-bfloat16-64|decode-beta-BTHK-bfloat16-64)$"
 # Triton 3.6 compiles neither the gradients of the first with eight warps for sm_100, nor one pass over the channels of the second.
 CHANNELS = "attention-plain-BTHK-bfloat16-(128|64)$"
-MIXED = "attention-erase-BTHK-mixed-128$"  # which Triton 3.6 did not compile: a loop with a sum that nobody used
+MIXED = "attention-erase-BTHK-mixed-128$"  # failed to compile in Triton 3.6: a loop with an unused sum
 FAMILIES = [Family(*fields) for fields in product(range(3), range(3), (False, True), (False, True))]
 
 
@@ -83,7 +83,7 @@ def test_spills_have_a_bound(tmp_path):
 
 
 def test_files_of_several_machines_become_one(tmp_path):
-    """A case that both have is the later file's; other Tritons, cards and cases stay."""
+    """Cases of the later file win; other Tritons, cards and cases stay."""
     paths = [tmp_path / name for name in ("all", "one", "two")]
     for path, rows in zip(paths, ([("3.6.0", "a", 1), ("3.9.0", "a", 2)], [("3.6.0", "a", 3)], [("3.6.0", "b", 4)]), strict=True):
         for version, case, spills in rows:
@@ -116,7 +116,7 @@ def test_each_row_of_a_card_serves_a_call():
 
 def test_what_the_cards_get():
     gla, kda = (Family(table.CHANNEL, rule, before=False, half=True) for rule in (table.PLAIN, table.DELTA))
-    assert table.unsettled(gla, CARDS["sm_100"]).warps == 16  # of eight Triton makes tensor memory's products, which do not compile
+    assert table.unsettled(gla, CARDS["sm_100"]).warps == 16  # with eight warps Triton uses tensor memory, which fails to compile
     assert table.gradients(gla, CARDS["sm_100"]) == table.Config(bk=64, bv=64, warps=8)
     assert all(table.gradients(gla, CARDS[name]).bk == 32 for name in ("sm_80", "sm_86", "sm_89", "sm_120"))
     assert table.backward(kda, 128, True, CARDS["sm_80"]) == table.Config(bv=64, warps=8)
@@ -126,7 +126,7 @@ def test_what_the_cards_get():
 
 
 def test_installed_rows_come_before_those_of_cards():
-    """Who measures them on another card wants them."""
+    """Needed to measure them on another card."""
     family = Family(table.CHANNEL, table.PLAIN, before=False, half=True)
     table.install(table.read())
     try:
@@ -143,7 +143,7 @@ def fingerprint(folder: Path, cases: str, *arguments: object) -> subprocess.Comp
 
 @pytest.mark.slow
 def test_fingerprints_tell_another_kernel(tmp_path):
-    """Each kernel of a call has a line, the second time without compiling, and one of other PTX than before is named."""
+    """Each kernel of a call has a line, cached the second time, and kernels with different PTX are named."""
     done = fingerprint(tmp_path, "^plain-none-128x256-$")
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     before = (tmp_path / "now.txt").read_text()
@@ -158,7 +158,7 @@ def test_fingerprints_tell_another_kernel(tmp_path):
 
 @pytest.mark.slow
 def test_fingerprints_of_the_ir_alone(tmp_path):
-    """They need no compiler behind Triton's own passes, and name a kernel of another IR."""
+    """They need only Triton's own passes, and name kernels with different IR."""
     done = fingerprint(tmp_path, "^beta-BTH-busy-$", "--ir")
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     before = (tmp_path / "now.txt").read_text()
@@ -182,7 +182,7 @@ def test_fingerprints_leave_out_what_machines_do_not_run():
 
 
 def test_names_of_values_are_no_part_of_a_fingerprint():
-    """Also where the body of a specialised warp gives a value the name of another outside."""
+    """Also if the body of a specialised warp reuses an outer name."""
     before = "%a = f()\n%b = g(%a)\npartition {\n%b = h()\nuse(%b)\n}"
     assert normalized(before) == normalized("%0 = f()\n%1 = g(%0)\npartition {\n%7 = h()\nuse(%7)\n}")
     assert normalized(before) != normalized("%0 = f()\n%1 = g(%0)\npartition {\n%7 = h()\nuse(%1)\n}")

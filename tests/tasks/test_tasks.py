@@ -1,4 +1,4 @@
-"""Every generator against what its definition says, checked example by example in plain Python."""
+"""Every generator against its definition, checked example by example in plain Python."""
 
 from collections import Counter
 from itertools import permutations
@@ -238,7 +238,7 @@ def test_word_problems(group, order):
 
 
 def _swaps(p):
-    """How many exchanges sort p."""
+    """Number of transpositions that sort p."""
     p, count = list(p), 0
     for i in range(len(p)):
         while p[i] != i:
@@ -312,6 +312,6 @@ def test_what_does_not_fit_is_refused(name, options, says):
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("generator", [None, 0])
 def test_without_a_generator_nothing_is_drawn(name, generator):
-    """Not from torch's own, which the same seed would not lead to the same examples."""
+    """torch's default generator would not give reproducible examples."""
     with pytest.raises(TypeError, match="generator must be a torch.Generator of the CPU.* but came as (NoneType|int)"):
         getattr(tasks, name)(4, **MAKERS[name], generator=generator)

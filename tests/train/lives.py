@@ -1,9 +1,9 @@
-"""Trains a tiny model in processes that are killed with SIGKILL, again and again, until one lives to the end.
+"""Trains a tiny model in processes killed by SIGKILL, repeatedly, until one finishes.
 
     python -m tests.train.lives FOLDER TEXT
 
-Everything is imported once, by a step that this process takes itself, and each life is a fork of it; it has started no thread.
-Prints one line of JSON: how many lives each way of dying took.
+Imports happen once, by a step in this process, and each process is a fork of it, without threads. Prints the number of processes
+for each kind of kill as one line of JSON.
 """
 
 import json
@@ -32,7 +32,7 @@ def options(folder: Path, text: str) -> TrainOptions:
 
 
 def live(folder: Path, text: str, die_at: int | None = None, after: float | None = None, counted: Path | None = None) -> bool:
-    """One life: dies at its ``die_at``-th call that orders files, or ``after`` seconds. True if it came to the end.
+    """Run a process that dies at its ``die_at``-th fsync, rename or replace, or ``after`` seconds. True if it finished.
 
     ``counted``: a file that gets the number of calls that order files.
     """

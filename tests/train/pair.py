@@ -2,9 +2,9 @@
 
     python -m tests.train.pair RANK RENDEZVOUS_FILE ANSWER_FILE RANKS RUNS
 
-RUNS is JSON: a list of options, each with "out" and "text". Process 0 writes, as JSON, what each run gave: its history, and the digest of
-the weights and the optimizer that it went on from, whole. "die" in the options names a function of linattn.train.sharded in whose second
-call process 0 is killed.
+RUNS is JSON: a list of options, each with "out" and "text". Process 0 writes, as JSON, the results of each run: its history, and the
+digest of the whole weights and optimizer that it resumed from. "die" in the options names a function of linattn.train.sharded in whose
+second call process 0 is killed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main(rank: int, rendezvous: str, answer: str, ranks: int, runs: str) -> None
 
 
 def outcome(options: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Train, and tell of it."""
+    """Train, and return the results."""
     if (name := options.pop("die", None)) is not None and rank == 0:
         kill_in(name)
     with recorded() as loaded:
@@ -57,7 +57,7 @@ def options_of(given: dict[str, Any]) -> TrainOptions:
 
 
 class recorded:
-    """Within it a run that goes on leaves the digest of what it read."""
+    """Context in which a resumed run records the digest of the weights it has read."""
 
     def __enter__(self) -> list[str]:
         found: list[str] = []
@@ -77,7 +77,7 @@ class recorded:
 
 
 def whole(name: str, t: Tensor, model: torch.nn.Module) -> Tensor:
-    """``t`` as a single process has it."""
+    """The full tensor of ``t``."""
     if not isinstance(t, DTensor):
         return t
     orders, full = row_orders(model), t.full_tensor()

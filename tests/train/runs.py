@@ -14,7 +14,7 @@ def options(out: Path, text: Path, **changed) -> TrainOptions:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """The bytes of what must not depend on how often a run was interrupted."""
+    """Bytes of the files that must not depend on interruptions."""
     return {f.name: f.read_bytes() for f in folder.iterdir() if f.name.endswith(".safetensors")}
 
 

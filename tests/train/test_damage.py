@@ -1,4 +1,4 @@
-"""Files of a run that are damaged are named, and stay as they are."""
+"""Damaged files of a run are named and left unchanged."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def test_damaged_runs(damage, message, done, tmp_path):
         (folder / checkpoint.MARK).unlink()
     elif damage == "shapes":
         config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**config, "dim": 10_000_000}))  # 100 TB, were it built first
+        (folder / "config.json").write_text(json.dumps({**config, "dim": 10_000_000}))  # would take 100 TB if built first
         (folder / checkpoint.MARK).unlink()
     elif damage == "no mark":
         folder = run

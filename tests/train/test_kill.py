@@ -1,4 +1,4 @@
-"""kill -9 at any moment and going on gives, bit for bit, the weights of an uninterrupted run."""
+"""A run killed at any moment and resumed has, bit for bit, the weights of an uninterrupted one."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def test_killed_again_and_again(tmp_path):
 
 @pytest.fixture
 def launched(tmp_path):
-    """``torchrun`` with two processes of ``linattn train``, as a process that has been started."""
+    """Start ``torchrun`` with two processes of ``linattn train``."""
     (tmp_path / "text.txt").write_text(TEXT)
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "linattn", "train"]
@@ -63,7 +63,7 @@ def launched(tmp_path):
 
 
 def ended(process: subprocess.Popen) -> str:
-    """What a process that has to end well wrote to its standard error."""
+    """Wait for a process that must succeed; returns its standard error."""
     err = process.communicate(timeout=300)[1]
     assert process.returncode == 0, err
     return err
@@ -87,7 +87,7 @@ def test_two_processes_go_on_exactly(launched, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_are_terminated(launched, tmp_path):
-    """SIGTERM to one of them, then to torchrun and all that it has started, as from a batch system: saved at one step, and resumed."""
+    """SIGTERM to one of them, then to torchrun and all its processes, as from a batch system: saved at one step, and resumed."""
     run, step = tmp_path / "run", 0
     for whom, words in (("one", ["--steps", "300", "--eval-every", "1"]), ("all", ["--resume"])):
         process = launched("run", *words)

@@ -1,4 +1,4 @@
-"""What a run leaves is read by everything that reads models of transformers, without a step in between."""
+"""The files of a run are read by everything that reads transformers models, without conversion."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What a plan says beside real models: parameters, states, shards, activations; and what follows from a mesh."""
+"""Plans against real models: parameters, states, shards, activations; and traffic on a mesh."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_optimizer_is_as_large_as_it_says() -> None:
 
 
 def test_activations_are_about_what_the_model_keeps() -> None:
-    """Of four times the tokens from which the plan reasons."""
+    """With four times the tokens from which the plan extrapolates."""
     options = PlanOptions(**{**HYBRID, "context": 1024, "batch_size": 1})
     model, seen = model_of(options), {}
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
@@ -92,7 +92,7 @@ def test_what_follows_from_a_mesh() -> None:
     assert cut.tokens == one.tokens and cut.memory["activations"] < 0.6 * one.memory["activations"]
     delta, gla, keys = 8 * 16 * 16 + 8 * 16 * 16, 4 * 8 * 16 + 4 * 8, 2 * 24 * 2 * 16  # numbers of a row: states, links, a card's cache
     least = 2 * 4 * 2 * (3 * delta + gla + keys)  # forward and backward, in float32, of two rows
-    assert least <= cut.traffic["cp"] < 1.5 * least  # and the tokens before the cut that convolutions and norms keep
+    assert least <= cut.traffic["cp"] < 1.5 * least  # and the tokens before the cut for convolutions
     shared = plan(replace(options, tp=2))
     assert shared.traffic["tp"] == (5 * 2 * 2) * 4 * (2 * 48 * 64)  # two sums a block each way, of which a card sends half twice
     assert shared.memory["states"] < 0.6 * one.memory["states"]

@@ -1,4 +1,4 @@
-"""Runs of two processes, which shard parameters, share sequences and heads, equal those of one; and go on in any number of them."""
+"""Runs of two processes, which shard parameters, share sequences and heads, equal those of one; and resume in any number of them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_its_model_is_read_by_all(name, found) -> None:
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
-    """Weights and optimizer of a checkpoint, put together from its files by the offsets in their headers."""
+    """Weights and optimizer of a checkpoint, assembled from its files by the offsets in their headers."""
     found: dict[str, Tensor] = {}
     for path in sorted([*folder.glob("model*.safetensors"), *folder.glob("optimizer*.safetensors")]):
         with safe_open(path, "pt") as file:
@@ -125,7 +125,7 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fsdp", "tp"])
 def test_two_to_one_to_two(name, found, tmp_path, text, shards) -> None:
-    """Each goes on from the bits that the other left: of weights, and of the optimizer; one process has ``--tp 1``."""
+    """Each resumes from the other's bits of weights and optimizer; one process has ``--tp 1``."""
     run = {**found[name], "resume": True}
     options = {key: run[key] for key in (*SMALL, *KINDS[name], "out", "text", "resume")}
     left = tensors_of(Path(run["out"]) / "checkpoint-4")
@@ -144,7 +144,7 @@ def test_two_to_one_to_two(name, found, tmp_path, text, shards) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["_weights", "named_state", "_publish"])
 def test_a_kill_in_a_save_loses_nothing(place, tmp_path, text, shards) -> None:
-    """The checkpoint before it is whole, and the run goes on from there."""
+    """The previous checkpoint is complete, and the run resumes from it."""
     options = asked(tmp_path, text, shards, "fsdp")
     with pytest.raises(AssertionError):
         together(tmp_path, {**options, "die": place})
@@ -157,7 +157,7 @@ def test_a_kill_in_a_save_loses_nothing(place, tmp_path, text, shards) -> None:
 
 
 def test_batches_of_groups() -> None:
-    """Each group has its turn; those that share a sequence have the same; empty ones stand where others have one more."""
+    """Groups take turns; processes that share a sequence get equal batches, padded by empty ones."""
     groups = [[list(Batches(0, 10, 2, Processes(4, rank, cp=2))) for rank in pair] for pair in ((0, 1), (2, 3))]
     assert groups == [[[[0, 1], [4, 5], [8, 9]]] * 2, [[[2, 3], [6, 7]]] * 2]
     assert list(Batches(0, 10, 2, Processes(4, 2, cp=2)).padded()) == [[2, 3], [6, 7], []]

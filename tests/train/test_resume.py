@@ -1,4 +1,4 @@
-"""Going on: from the newest whole checkpoint, after mishaps, with the run's own options and no other's."""
+"""Resuming: from the newest complete checkpoint, after failures, with the run's own options."""
 
 import importlib
 import os
@@ -91,7 +91,7 @@ def test_a_full_disk_leaves_the_older_checkpoint(done, text, tmp_path, monkeypat
 
 
 def test_weights_that_do_not_fit_on_the_disk(text, tmp_path):
-    """The real thing: the kernel refuses files above a size."""
+    """A real limit: the kernel refuses files above a size."""
     resource, signal = importlib.import_module("resource"), importlib.import_module("signal")
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
@@ -169,7 +169,7 @@ def test_a_second_interrupt_ends_at_once(text, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "wsd"])
 def test_a_finished_run_is_prolonged(schedule, text, tmp_path):
-    """A constant schedule has no horizon, so the bits are those of the longer run; the others take the longer one's rates from there on."""
+    """A constant schedule has no horizon, so bits equal the longer run's; others continue with the longer one's rates."""
     asked = {"schedule": schedule, "warmup": 2, "eval_every": 1, "save_every": None}
     whole = train(options(tmp_path / "whole", text, steps=8, **asked), progress=False)
     train(options(tmp_path / "run", text, steps=5, **asked), progress=False)
@@ -184,7 +184,7 @@ def test_a_finished_run_is_prolonged(schedule, text, tmp_path):
 
 
 def test_a_clock_that_goes_back(done, text, tmp_path, monkeypatch):
-    """The newest checkpoint is that of the highest step, whatever times stand on the files."""
+    """The newest checkpoint has the highest step, independent of file times."""
     run = shutil.copytree(done.run, tmp_path / "run")
     for path in run.rglob("*"):
         os.utime(path, (0, 0) if "checkpoint-6" in str(path) else None)

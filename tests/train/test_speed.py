@@ -16,7 +16,7 @@ from tests.train.runs import options
 
 
 def test_operations_of_a_token():
-    """A softmax layer beside the count by hand: 8 D² of maps, 4 D T/2 of causal attention, 6 D F of SwiGLU; 2 D V of the head."""
+    """A softmax layer against an explicit count: 8 D² of maps, 4 D T/2 of causal attention, 6 D F of SwiGLU; 2 D V of the head."""
     dim, context, vocab, inner = 64, 128, 1000, 96
     config = LMConfig(vocab_size=vocab, dim=dim, layers=3, mixer="softmax", ffn="swiglu", ffn_dim=inner)
     hand = 3 * (2 * dim * vocab + 3 * (8 * dim**2 + 4 * dim * (context + 1) / 2 + 6 * dim * inner))
@@ -28,7 +28,7 @@ def test_operations_of_a_token():
 
 @pytest.mark.parametrize("mixer", ["rwkv7", "yoco"])
 def test_layers_that_need_a_tensor_of_the_first_one(mixer, text, tmp_path):
-    """Their operations are counted alone, without the first layer, before a training starts."""
+    """Their operations are counted separately, without the first layer, before a training starts."""
     config = LMConfig(vocab_size=100, dim=64, layers=2, mixer=mixer, ffn="none")
     first, later = (cost(mixer, dim=64, tokens=32, **config.options_of(i)) for i in range(2))
     low_rank = 2 * 32 * 64 * 32 * 2 if mixer == "rwkv7" else -(2 * 32 * 64 * 64 * 2)  # two more maps of rank 32; without keys and values
@@ -47,7 +47,7 @@ def test_utilisation():
 
 
 def test_the_speed_is_that_of_the_last_interval_of_the_log(tmp_path):
-    """So a start that compiles for a minute is not in the figures of later steps, nor is what an earlier process did."""
+    """So later figures exclude a slow start with compilation, and earlier processes."""
     recorder = Recorder(tmp_path / "x", [], {"step": 10, "seconds": 5.0, "losses": []}, step_tokens=100, bits_per_byte=float)
     recorder.seconds = 7.0
     assert recorder.speed(14) == recorder.log_speed(14) == {"tokens_per_second": 200.0}

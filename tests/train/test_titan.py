@@ -1,4 +1,4 @@
-"""torchtitan's own trainer with our models, where it is installed (it is no part of the test environment)."""
+"""torchtitan's trainer with our models, if installed (not in the test environment)."""
 
 import json
 import os

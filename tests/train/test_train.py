@@ -1,4 +1,4 @@
-"""A run from beginning to end: what it gives, what it leaves, and what it refuses."""
+"""A whole run: results, files, and refusals."""
 
 import json
 import math
@@ -59,7 +59,7 @@ def test_the_validation_loss_is_that_of_the_model(done):
 def test_the_same_seed_gives_the_same_bits_and_another_other_ones(done, text, tmp_path):
     state = torch.get_rng_state()
     again = train(options(tmp_path / "again", text), progress=False)
-    assert torch.equal(torch.get_rng_state(), state)  # the caller's generator is left alone
+    assert torch.equal(torch.get_rng_state(), state)  # the caller's generator is unchanged
     assert contents(again.run / "checkpoint-6") == contents(done.run / "checkpoint-6")
     other = train(options(tmp_path / "other", text, seed=1, save_every=None), progress=False)
     assert contents(other.run / "checkpoint-6")["model.safetensors"] != contents(done.run / "checkpoint-6")["model.safetensors"]
@@ -168,7 +168,7 @@ def test_the_command(text, tmp_path, monkeypatch, capsys):
 
 
 def test_experts(tmp_path, text):
-    """The validations say what share of the tokens found no expert since the last one, and a resumed run says the same."""
+    """Validations record the share of dropped tokens since the last one, equally in a resumed run."""
     asked = {"ffn": "swiglu, switch", "ffn_options": {"switch": {"count": 4, "capacity": 0.5}}}
     whole = train(options(tmp_path / "whole", text, **asked), progress=False)
     assert load_run(whole.run)[0].config.ffn_names == ["swiglu", "switch"]

@@ -1,4 +1,4 @@
-"""Each option of a training changes what it says it changes."""
+"""Effect of each option of a training."""
 
 import json
 import math
@@ -32,7 +32,7 @@ def weights(result):
 
 
 def distance(one, other):
-    """Of all weights, relative."""
+    """Relative distance of all weights."""
     total = sum(t.double().norm() ** 2 for t in one.values()) ** 0.5
     return float(sum((one[name].double() - other[name].double()).norm() ** 2 for name in one) ** 0.5 / total)
 
@@ -81,7 +81,7 @@ def test_recomputed_activations_are_the_same(short, text, tmp_path, monkeypatch)
 
 
 def test_compile_compiles_the_blocks_and_the_chunks_of_the_loss(short, text, tmp_path, monkeypatch):
-    """All blocks of one mixer share one graph; gradients are those of the model as written."""
+    """All blocks of one mixer share one graph; gradients equal the eager model's."""
     asked, through = [], torch.compile
 
     def watched(function, **how):
@@ -100,7 +100,7 @@ def test_compile_compiles_the_blocks_and_the_chunks_of_the_loss(short, text, tmp
 
 
 def test_packed_batches_of_a_compiled_model_share_one_graph(tmp_path, monkeypatch):
-    """They hold different numbers of documents, each of which would be compiled for itself."""
+    """Otherwise each number of documents would be compiled."""
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": TEXT[: 20 + 7 * i]}) + "\n" for i in range(90)))
     prepare([tmp_path / "a.jsonl"], tmp_path / "data", validation=0.2)
     counts, collated = set(), training.collate
@@ -206,7 +206,7 @@ def test_heads_norms_and_options_of_mixers(text, tmp_path):
     config = load_run(out)[0].config
     assert config.mixer_options == {"gla": {"heads": 2}, "softmax": {"heads": 4}}
     assert (config.ffn_options, config.ffn_dim, config.norm) == ({"switch": {"count": 3}}, 40, "zero_centered_rms")
-    assert CHOICES["norm"] == NORMS  # written twice, because the options import no model
+    assert CHOICES["norm"] == NORMS  # duplicated, because the options import no model
 
 
 def test_wrong_options_are_one_line(text, tmp_path, capsys, monkeypatch):
@@ -338,7 +338,7 @@ def test_muon_is_another_training_and_goes_on_exactly(short, text, tmp_path):
 
 
 def test_prepared_documents(text, tmp_path):
-    """A run on shards goes on exactly, has the tokenizer of the shards, and is refused beside a text."""
+    """A run on shards resumes exactly, has the shards' tokenizer, and refuses an additional text."""
     from linattn.data import prepare
 
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": f"the fox jumps {i}"}) + "\n" for i in range(200)))
@@ -362,7 +362,7 @@ def test_prepared_documents(text, tmp_path):
 
 
 def test_the_token_that_ends_documents_ends_texts(tmp_path):
-    """It goes from the shards into the run's tokenizer and its generation settings."""
+    """It is copied from the shards to the run's tokenizer and generation settings."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

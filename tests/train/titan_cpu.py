@@ -1,6 +1,6 @@
 """torchtitan's training on CPUs: ``torchrun -m tests.train.titan_cpu ...``, for which torchtitan itself has no support.
 
-torchtitan takes CUDA where torch sees no accelerator, and 0.3.0 calls ``torch.distributed.set_timeout``, which torch 2.13 lacks.
+torchtitan assumes CUDA without an accelerator, and 0.3.0 calls ``torch.distributed.set_timeout``, which torch 2.13 lacks.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""What every mixer must hold to, by kind, each a function of a factory that raises AssertionError.
+"""Checks of mixers by kind: functions of a factory that raise AssertionError.
 
-Sequence mixers have two halves: ``CHECKS`` for causal ones, "bidirectional" for those that let a token read all others; a mixer that
+Sequence mixers have two halves: ``CHECKS`` for causal ones, "bidirectional" for those whose tokens read all others; a mixer that
 is both, by its option ``causal``, must pass both. An exemption from a check of another half than the causal one has the half's name
 before it: ``"cross.rows"``.
 """
@@ -40,7 +40,7 @@ NAMES = (*CHECKS, *WRAPPERS, *(f"{half}.{check}" for half, checks in HALVES.item
 
 
 def halves(info: Info) -> dict[str, Make]:
-    """The halves that a registered mixer must pass, and what makes it for each."""
+    """The halves that a registered mixer must pass, with a factory for each."""
     if info.kind != "sequence":
         return {info.kind: partial(mixers.create, info.name)}
     found: dict[str, Make] = {"sequence": partial(mixers.create, info.name)} if info.causal else {}
@@ -48,17 +48,17 @@ def halves(info: Info) -> dict[str, Make]:
 
 
 def exemption(info: Info, half: str, check: str) -> str | None:
-    """Why the mixer need not pass the check, if it need not."""
+    """Reason for the mixer's exemption from the check; None without one."""
     return info.exemptions.get(check if half == "sequence" else f"{half}.{check}")
 
 
 def verify(check: str, make: Make, exemption: str | None, half: str = "sequence") -> None:
-    """Run one check; one that a mixer is exempt from must fail, else its exemption is stale."""
+    """Run one check; an exempt mixer must fail it, else its exemption is stale."""
     if exemption is None:
         HALVES[half][check](make)
         return
     try:
         HALVES[half][check](make)
-    except (Exception, pytest.fail.Exception):  # whatever it fails with, it was announced
+    except (Exception, pytest.fail.Exception):  # any failure is expected
         pytest.xfail(exemption)
     pytest.fail(f"{check} passes: the exemption ({exemption}) is stale")

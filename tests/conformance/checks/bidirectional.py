@@ -11,7 +11,7 @@ from tests.conformance.tools import TOKENS, WIDTH, Make, assert_bits, assert_sam
 
 
 def check_padding(make: Make) -> None:
-    """Padding before, after and between the tokens, all of a row or none of it, changes nothing for the real ones, whatever is in it."""
+    """Padding before, after and between the tokens, all of a row or none of it, does not change the real ones."""
     mixer = build(make)
     mask = torch.tensor(
         [[0, 0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0], [0, 1, 1, 0, 0, 1, 0], [0, 0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1]]
@@ -31,7 +31,7 @@ def check_padding(make: Make) -> None:
 
 
 def check_packed(make: Make) -> None:
-    """Sequences packed end to end, empty ones among them, give what each gives alone; another one's NaN changes no bit."""
+    """Sequences packed end to end, empty ones among them, equal separate calls; another one's NaN changes no bit."""
     mixer, lengths = build(make), [0, 66, 1, 0, 6, 0]  # one longer than a chunk
     cu = torch.tensor([0, *lengths]).cumsum(0)
     x = tokens(1, sum(lengths))
@@ -59,13 +59,13 @@ def check_no_state(make: Make) -> None:
 
 
 def check_compile(make: Make) -> None:
-    """``torch.compile(fullgraph=True)`` takes padding."""
+    """``torch.compile(fullgraph=True)`` supports padding."""
     mixer, x = build(make), tokens(2, 4)
     assert_compiled(lambda x, mask: [mixer(x, mask=mask)], x, torch.tensor([[0, 1, 0, 1], [1, 1, 1, 0]]).bool())
 
 
 def check_compile_layouts(make: Make) -> None:
-    """``torch.compile(fullgraph=True)`` takes every layout: a batch, padding, packed sequences."""
+    """``torch.compile(fullgraph=True)`` supports every layout: a batch, padding, packed sequences."""
     mixer, x = build(make), tokens(2, 4)
     mask, cu = torch.tensor([[0, 1, 0, 1], [1, 1, 1, 0]]).bool(), torch.tensor([0, 0, 8])
 

@@ -1,4 +1,4 @@
-"""Checks of one call of a mixer of any kind but the causal ones of sequences, which :mod:`outputs` and :mod:`states` take at their word."""
+"""Checks of one call of a mixer of any kind except causal sequence mixers, for which see :mod:`outputs` and :mod:`states`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LENGTHS = (4096, 16384)  # squares; long enough for windows to be full
 
 
 def check_shape(make: Make) -> None:
-    """Outputs have the shape that the kind says and the dtype of the tokens; T = 0 and T = 1 are sequences."""
+    """Outputs have the kind's shape and the tokens' dtype; T = 0 and T = 1 are supported."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         mixer = build(make, dtype=dtype)
         for length in (6, 1, 0):
@@ -38,7 +38,7 @@ def check_shape(make: Make) -> None:
 
 
 def check_widths(make: Make) -> None:
-    """The defaults serve every width that is a multiple of 32; another width of the tokens is refused."""
+    """The defaults support every multiple of 32 as width; tokens of another width are refused."""
     for dim in (32, 96, 160):
         mixer = build(make, dim=dim, dtype=torch.float32)
         assert_finite(called(mixer, tokens(1, 6, dim, dtype=torch.float32)), f"the output of width {dim}")
@@ -47,10 +47,10 @@ def check_widths(make: Make) -> None:
 
 
 def check_rows(make: Make) -> None:
-    """Rows of a batch do not know of each other: another row's NaN changes no bit, nor a gradient.
+    """Rows of a batch are independent: another row's NaN changes no bit, nor a gradient.
 
-    Bits are those of operations of the same shapes. Where tokens decide how long a product is, as with experts that take all who come,
-    a row that is NaN makes it another, and the rounding of a product may depend on its length: there it changes no more than that.
+    Bits are compared for operations of equal shapes. Where shapes depend on tokens, as in experts without a capacity, a NaN row changes
+    them, and so possibly the rounding: there results may differ by rounding.
     """
     mixer, x = build(make), tokens(3, TOKENS).requires_grad_()
     y, shapes = _watched(mixer, x)
@@ -76,7 +76,7 @@ def _watched(mixer: Mixer, x: Tensor) -> tuple[Tensor, list[tuple]]:
 
 
 def check_reach(make: Make) -> None:
-    """The first output hears of the last token, or of the last one of the context."""
+    """The first output depends on the last token, or on the last one of the context."""
     mixer, x = build(make), tokens(2, TOKENS)
     arguments = [a.clone().requires_grad_() if isinstance(a, Tensor) else a for a in mixer.arguments(x)]
     seen = [a for a in arguments if isinstance(a, Tensor)][-1]
@@ -107,7 +107,7 @@ def _assert_hard(mixer: Mixer, x: Tensor, kinds: list[str], what: str) -> None:
 
 
 def check_compile(make: Make) -> None:
-    """``torch.compile(fullgraph=True)`` takes it."""
+    """``torch.compile(fullgraph=True)`` supports it."""
     mixer, x = build(make), tokens(2, 6)
     assert_compiled(lambda x: [called(mixer, x)], x)
 
@@ -124,7 +124,7 @@ def check_checkpoint(make: Make) -> None:
 
 
 def check_loaded(make: Make) -> None:
-    """Weights in another mixer's place give its bits: nothing that matters is outside of ``state_dict``."""
+    """Loading its weights into another instance gives equal bits: ``state_dict`` is complete."""
     mixer, x = build(make), tokens(2, TOKENS)
     y = called(mixer, x)
     other = make(dim=WIDTH).double()
@@ -174,7 +174,7 @@ def check_growth(make: Make) -> None:
 
 
 def grows_as(growth: str, what: str, fewer: int, more: int) -> None:
-    """``more`` of what is counted at the longer length is in keeping with ``fewer`` at the shorter one."""
+    """True if the count ``more`` at the longer length agrees with ``fewer`` at the shorter one."""
     least, most = (GROWTH[growth](n) for n in LENGTHS)
     assert more <= 1.1 * fewer * most / least, f"{fewer} and {more} {what} for {LENGTHS} tokens: more than {growth}"
     if growth in ("n^1.5", "n^2") and what == "operations":  # sorting is no arithmetic, and a fused kernel writes no scores

@@ -1,4 +1,4 @@
-"""Checks of what looks at a context: padding on both sides, tokens in pieces, contexts of any length."""
+"""Checks of cross mixers: padding on both sides, tokens in pieces, contexts of any length."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_padding(make: Make) -> None:
 
 
 def check_pieces(make: Make) -> None:
-    """Tokens may come in pieces: what the first call kept of the context serves the others, gradients included."""
+    """Tokens may come in pieces that reuse the first call's state of the context, with gradients."""
     mixer, x, context = build(make), tokens(3, TOKENS), tokens(3, 7, seed=5)
 
     def pieces(x: Tensor, context: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def check_pieces(make: Make) -> None:
 
 
 def check_context(make: Make) -> None:
-    """A context of another length serves; none, two, or one with other rows is refused."""
+    """Contexts of other lengths are supported; none, two, or one with other rows is refused."""
     mixer, x = build(make), tokens(2, 3)
     assert mixer(x, tokens(2, 9)).shape == x.shape
     for wrong in (lambda: mixer(x), lambda: mixer(x, tokens(3, 9)), lambda: mixer(x, x, state={"position": torch.zeros(2).long()})):

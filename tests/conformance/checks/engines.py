@@ -1,4 +1,4 @@
-"""Checks of what PyTorch does with a mixer: compile, checkpointing; and of the pictures drawn of it."""
+"""Checks of a mixer under compile and checkpointing, and of its mixing matrix."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.conformance.tools import TOKENS, WIDTH, Make, assert_bits, assert_sam
 
 
 def check_compile(make: Make) -> None:
-    """``torch.compile(fullgraph=True)`` takes padding and a step in float32, where kernels serve, each as one operator."""
+    """``torch.compile(fullgraph=True)`` supports padding and a step in float32, where each kernel is one operator."""
     mixer, x = build(make, dtype=torch.float32), tokens(2, 4, dtype=torch.float32)
     mask = torch.tensor([[0, 1, 0, 1], [1, 1, 1, 0]]).bool()
 
@@ -32,7 +32,7 @@ def check_compile(make: Make) -> None:
 
 
 def check_compile_layouts(make: Make) -> None:
-    """``torch.compile(fullgraph=True)`` takes every layout in float64, with states: a batch, padding, packed sequences, a step."""
+    """``torch.compile(fullgraph=True)`` supports every layout in float64, with states: a batch, padding, packed sequences, a step."""
     mixer, x = build(make), tokens(2, 4)
     mask, cu = torch.tensor([[0, 1, 0, 1], [1, 1, 1, 0]]).bool(), torch.tensor([0, 0, 8])
 
@@ -46,8 +46,8 @@ def check_compile_layouts(make: Make) -> None:
 
 
 def assert_compiled(function: Callable[..., list[Tensor]], *inputs: Tensor, tolerance: float = 1e-9) -> None:
-    """``function`` compiled gives what it gives as it is."""
-    torch.compiler.reset()  # its code is compiled once a mixer
+    """Assert that the compiled ``function`` agrees with the eager one."""
+    torch.compiler.reset()  # its code is compiled once per mixer
     with quiet():
         traced = torch.compile(function, fullgraph=True, backend="eager")(*inputs)
     for i, (ours, theirs) in enumerate(zip(traced, function(*inputs), strict=True)):
@@ -56,7 +56,7 @@ def assert_compiled(function: Callable[..., list[Tensor]], *inputs: Tensor, tole
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without a warning that is not ours: Dynamo itself makes an instance of an autograd.Function, which PyTorch deprecates."""
+    """Suppress a warning from Dynamo: Dynamo itself makes an instance of an autograd.Function, which PyTorch deprecates."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "<class 'torch.autograd.function.Function'> should not be instantiated", DeprecationWarning)
         yield

@@ -1,4 +1,4 @@
-"""Checks of what does something to each token: any leading shape."""
+"""Checks of feed-forwards: any leading shape."""
 
 from __future__ import annotations
 

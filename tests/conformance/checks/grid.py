@@ -1,4 +1,4 @@
-"""Checks of what mixes over a grid: its shapes."""
+"""Checks of grid mixers: shapes of the grid."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.conformance.tools import WIDTH, Make, build, tokens
 
 
 def check_grid(make: Make) -> None:
-    """Every shape serves, one row, one column and none among them; one of other places than there are tokens is refused."""
+    """All shapes are supported, including one row, one column and none; a shape that does not fit the tokens is refused."""
     mixer = build(make)
     for height, width in ((3, 4), (1, 5), (5, 1), (7, 3), (0, 4)):
         assert mixer(tokens(2, height * width), height, width).shape == (2, height * width, WIDTH)

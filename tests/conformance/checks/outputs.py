@@ -1,4 +1,4 @@
-"""Checks of one pass: shapes, what a token may see, rows, seeds, hard numbers."""
+"""Checks of one pass: shapes, causality, independence of rows, seeds, extreme numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MANY = 700  # tokens, more than a window or a block has
 
 
 def check_shape(make: Make) -> None:
-    """Outputs have the shape and dtype of the tokens, states one row a sequence and its position; T = 0 and T = 1 are sequences."""
+    """Outputs have the shape and dtype of the tokens, states one row a sequence and its position; T = 0 and T = 1 are supported."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         mixer = build(make, dtype=dtype)
         for length in (5, 1, 0):
@@ -34,7 +34,7 @@ def check_shape(make: Make) -> None:
 
 
 def check_empty(make: Make) -> None:
-    """No tokens change no state, neither at the start nor later."""
+    """Empty calls do not change the state, at the start or later."""
     mixer = build(make)
     x, none, further = tokens(2, 5), tokens(2, 0), tokens(2, 3, seed=2)
     _, state = mixer(x, return_state=True)
@@ -45,7 +45,7 @@ def check_empty(make: Make) -> None:
 
 
 def check_widths(make: Make) -> None:
-    """The defaults serve every width that is a multiple of 32."""
+    """The defaults support every multiple of 32 as width."""
     for dim in (32, 96, 160):
         x = tokens(1, 3, dim, dtype=torch.float32)
         y = build(make, dim=dim, dtype=torch.float32)(x)
@@ -63,7 +63,7 @@ def check_options(make: Make) -> None:
 
 
 def check_causality(make: Make) -> None:
-    """What comes later moves nothing before it: no bit where the layout is the same, 1e-12 where the sequence is cut."""
+    """Later tokens do not change earlier outputs: no bit for equal layouts, 1e-12 for a cut sequence."""
     mixer, x = build(make), tokens(2, TOKENS)
     y = mixer(x)
     for t in (1, 5, TOKENS - 1):
@@ -84,7 +84,7 @@ def check_past(make: Make) -> None:
 
 
 def check_rows(make: Make) -> None:
-    """Rows of a batch, and packed sequences, do not know of each other: another row's NaN changes no bit, nor a gradient."""
+    """Rows of a batch, and packed sequences, are independent: another row's NaN changes no bit, nor a gradient."""
     mixer, x = build(make), tokens(3, TOKENS)
     _, state = mixer(tokens(3, 4, seed=5), return_state=True)
     for before, what in ((None, "a batch"), (state, "a batch with states")):
@@ -132,7 +132,7 @@ def check_distinct(make: Make) -> None:
 
 @cache
 def _other(name: str, causal: bool) -> tuple[linattn.mixers.Mixer, Tensor]:
-    """A mixer and what it gives for the tokens of :func:`check_distinct`."""
+    """A mixer and its output for the tokens of :func:`check_distinct`."""
     create = linattn.mixers.create
     made = create if causal or linattn.mixers.info(name).kind != "sequence" else linattn.mixers.create_bidirectional
     mixer = build(partial(made, name))

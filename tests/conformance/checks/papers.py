@@ -1,4 +1,4 @@
-"""Checks of what stands beside a mixer: its entry in the register, its oracle, its frozen names."""
+"""Checks of a mixer's registration, its oracle and its frozen names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ORACLES = Path(__file__).parents[2] / "oracles"
 
 
 def is_ours(mixer: Mixer) -> bool:
-    """Whether the project itself has the mixer: a third party keeps its oracles and golden files at home."""
+    """True for the project's own mixers; third parties have their own oracles and golden files."""
     return type(mixer).__module__.startswith("linattn.")
 
 
@@ -54,9 +54,9 @@ def names_and_shapes(mixer: Mixer) -> dict[str, list[int]]:
 
 
 def check_golden(make: Make) -> None:
-    """The names and shapes in ``state_dict`` are part of the API: they stay what the golden file says."""
+    """The names and shapes in ``state_dict`` are part of the API: they must match the golden file."""
     mixer = build(make)
-    if not is_ours(mixer) or mixer.causal != mixer.info.causal:  # the file knows what ``create`` makes without options
+    if not is_ours(mixer) or mixer.causal != mixer.info.causal:  # the file has the names with default options
         return
     golden = json.loads(GOLDEN.read_text(encoding="utf-8")).get(mixer.info.name)
     assert golden is not None, f"{GOLDEN.name} does not know {mixer.info.name!r}; run `{COMMAND}`"

@@ -1,4 +1,4 @@
-"""Checks of what changes the length: padding and the new mask."""
+"""Checks of resamplers: padding and the new mask."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.conformance.tools import MASK, Make, assert_bits, assert_same, build,
 
 
 def check_padding(make: Make) -> None:
-    """A row's real tokens give what they give alone, and the new mask says where; whatever is in the padding."""
+    """A row's output depends only on its real tokens, as the new mask marks, for any content of padding."""
     mixer, x = build(make), tokens(3, 7)
 
     def padded(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Checks of states: every way to cut, pack, pad and store a sequence gives the numbers of one pass."""
+"""Checks of states: splitting, packing, padding and storing a sequence give the numbers of one pass."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cut(mixer: Mixer, sizes: list[int]) -> Route:
 
 
 def check_packed(make: Make) -> None:
-    """Sequences packed end to end, empty ones among them, give what each gives alone, from the start and from states."""
+    """Sequences packed end to end, empty ones among them, equal separate calls, from the start and from states."""
     mixer, lengths = build(make), [0, 66, 1, 0, 6, 0]  # one longer than a chunk
     cu = torch.tensor([0, *lengths]).cumsum(0)
     x, past = tokens(1, sum(lengths)), tokens(len(lengths), 3, seed=5)
@@ -87,7 +87,7 @@ def _after(mixer: Mixer, past: Tensor | None) -> States | None:
     return None if past is None else mixer(past, return_state=True)[1]
 
 
-@torch.no_grad()  # with a graph PyTorch itself would complain
+@torch.no_grad()  # with a graph torch itself would raise
 def check_untouched(make: Make) -> None:
     """A call changes neither its tokens nor the state it was given, so a state can be continued many times."""
     mixer, x = build(make), tokens(2, 5)
@@ -104,7 +104,7 @@ def check_untouched(make: Make) -> None:
 
 
 def check_saved(make: Make) -> None:
-    """A state from a file continues exactly; picked and forked rows continue as themselves."""
+    """A state from a file continues exactly, as do selected and forked rows."""
     for dtype in (torch.float32, torch.bfloat16):
         mixer, further = build(make, dtype=dtype), tokens(2, 3, seed=2, dtype=dtype)
         _, state = mixer(tokens(2, 7, dtype=dtype), return_state=True)
@@ -126,8 +126,8 @@ def check_saved(make: Make) -> None:
 
 
 def check_state_bytes(make: Make) -> None:
-    """The bytes of a state are what the cost sheet says (asked once for each dtype and length), and grow with the sequence exactly where
-    ``info`` says so; it holds no views that keep more in memory. The sheet's parameters are those of the mixer."""
+    """The bytes of a state are what the cost sheet says (asked once for each dtype and length), and grow with the sequence exactly if
+    ``info`` says so; its tensors are not views of larger memory. The sheet's parameters are those of the mixer."""
     info = build(make).info
     for dtype, asked in ((torch.float32, 8), (torch.bfloat16, 80)):
         mixer, sizes = build(make, dtype=dtype), []

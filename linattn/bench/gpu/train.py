@@ -23,6 +23,7 @@ from linattn.bench.gpu import libraries
 from linattn.bench.gpu.measure import quick_tuning
 from linattn.bench.gpu.record import Record, about
 from linattn.bench.gpu.worker import Failure, Worker
+from linattn.models.loss import TokenLoss, chunk_of
 
 KEY = ("library", "model", "compiled")
 # The models of each library, in the order in which they are measured.
@@ -118,15 +119,17 @@ def _row(folders: list[str], library: str, model: str, compiled: bool, size: Siz
                 return row | {"failure": failure.kind, "message": str(failure)}
 
 
-def train(library: str, model_name: str, compiled: bool, size: Size, device: str) -> dict[str, Any]:
-    """Time the first step and then the median of ``size.steps`` steps, in a process of its own."""
+def step_of(library: str, model_name: str, compiled: bool, size: Size, device: str) -> tuple[Callable[[], float], torch.nn.Module]:
+    """Make a training step, which returns its seconds, and its model."""
     torch.manual_seed(0)
     model = build(library, model_name, size).to(device, torch.bfloat16).train()
-    parameters = sum(p.numel() for p in model.parameters())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device == "cuda")
     ids = torch.randint(size.vocab_size, (size.batch, size.tokens), device=device)
     if device == "cuda" and library == "fla":
         quick_tuning()
+    if library == "linattn":  # the loss of `linattn train`, which never holds the logits of all tokens
+        tokens = size.batch * size.tokens
+        model.token_loss = TokenLoss(chunk_of(tokens, size.vocab_size), compile=compiled)  # type: ignore[assignment]
     forward = torch.compile(model) if compiled else model
 
     def step() -> float:
@@ -138,6 +141,13 @@ def train(library: str, model_name: str, compiled: bool, size: Size, device: str
             torch.cuda.synchronize()
         return time.perf_counter() - start
 
+    return step, model
+
+
+def train(library: str, model_name: str, compiled: bool, size: Size, device: str) -> dict[str, Any]:
+    """Time the first step and then the median of ``size.steps`` steps, in a process of its own."""
+    step, model = step_of(library, model_name, compiled, size, device)
+    parameters = sum(p.numel() for p in model.parameters())
     first = step()
     for _ in range(3):
         step()

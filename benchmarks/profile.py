@@ -168,9 +168,9 @@ def bounded(rows: dict[str, dict[str, float]], rates: tuple[float, float]) -> di
     return rows
 
 
-def training(model_name: str, compiled: bool, size: train.Size, rates: tuple[float, float]) -> Iterable[dict[str, Any]]:
-    """Row of each kind of a training step, and one of the whole, not profiled."""
-    step, model = train.step_of("linattn", model_name, compiled, size, "cuda")
+def training(model_name: str, size: train.Size, rates: tuple[float, float]) -> Iterable[dict[str, Any]]:
+    """Row of each kind of a compiled training step, and one of the whole, not profiled."""
+    step, model = train.step_of("linattn", model_name, True, size, "cuda")
     first = seconds(step)
     for _ in range(3):
         step()
@@ -179,7 +179,7 @@ def training(model_name: str, compiled: bool, size: train.Size, rates: tuple[flo
     memory = torch.cuda.max_memory_allocated()
     run = profiled(step, 2)
     rows = summed(run, [train_kind(launch, size.vocab_size) for launch in run], 2, whole)
-    told = {"what": "training" + ", compiled" * compiled, "model": model_name, "rows": size.batch}
+    told = {"what": "training", "model": model_name, "rows": size.batch}
     parameters = sum(p.numel() for p in model.parameters())
     if "optimizer" in rows:
         rows["optimizer"]["bytes"] = 7 * sum(p.nbytes for p in model.parameters())  # reads four of each, writes three
@@ -234,7 +234,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--rows", default=",".join(map(str, ROWS)), help="of decoding; empty: none")
     parser.add_argument("--no-training", action="store_true")
-    parser.add_argument("--eager", action="store_true", help="training steps as written too")
     parser.add_argument("--quick", action="store_true", help="tiny models, nothing kept")
     parser.add_argument("--out", type=Path, default=RESULTS, help="a file, or a folder for profile-CARD.json")
     options = parser.parse_args(arguments)
@@ -251,8 +250,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _rows(options: argparse.Namespace, rates: tuple[float, float]) -> Iterable[dict[str, Any]]:
     for name in options.models.split(","):
-        for compiled in () if options.no_training else (True, False)[: 1 + options.eager]:
-            yield from training(name, compiled, train.TINY if options.quick else train.Size(), rates)
+        if not options.no_training:
+            yield from training(name, train.TINY if options.quick else train.Size(), rates)
             torch.cuda.empty_cache()
     size = decode.SIZES["tiny" if options.quick else "340M"]
     for name in options.models.split(",") if options.rows else ():

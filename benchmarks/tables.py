@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks import limits
 from benchmarks.hour_tables import hour
+from benchmarks.profile_tables import profiled
 from benchmarks.study_tables import causality, compared, losses, reproduced
 from benchmarks.titles import TITLES, markdown
 from linattn.bench.gpu.cases import DECODE, DECODE_SHAPES, FAMILIES, FIRST, GRAPHED, PASSES, SHAPES, START_SHAPE, STEPS, Case, Shape
@@ -347,6 +348,7 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
         "compilers": compilers,
         "kernels": kernels,
         "trainer": trainer,
+        "profile": profiled,
         "first": hour,
     }
     on_cpu = {"train": trained_on_cpu, "ops": cpu, "decode": decode_on_cpu}

@@ -12,11 +12,11 @@ from types import ModuleType
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from linattn.ops import dispatch
 from linattn.ops.operator import Operator, Pass
+from linattn.ops.torch.gated import gated as portable
 
 
 def gated(gate: Tensor, x: Tensor, *, swish: bool = True) -> Tensor:
@@ -24,11 +24,6 @@ def gated(gate: Tensor, x: Tensor, *, swish: bool = True) -> Tensor:
     # Equal with and without gradients, because checkpointing must reproduce the forward pass.
     name = dispatch.choose("auto", _refusal, gate, x)
     return portable(gate, x, swish) if name == "torch" else cast(Tensor, KERNELS[name](gate, x, swish))
-
-
-def portable(gate: Tensor, x: Tensor, swish: bool = True) -> Tensor:
-    """Compute the definition in operations of torch."""
-    return (F.silu(gate) if swish else torch.sigmoid(gate)) * x
 
 
 def _refusal(name: str, asked: bool, gate: Tensor, x: Tensor) -> str | None:

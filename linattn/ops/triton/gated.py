@@ -12,6 +12,7 @@ from torch import Tensor
 
 from linattn.ops import tracing
 from linattn.ops.memory import dense
+from linattn.ops.torch.gated import gated as portable
 from linattn.ops.triton import fitting, launch
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
@@ -66,17 +67,11 @@ def _name(gate: Tensor, *_: object) -> Hashable:
     return "gated", gate.device, gate.dtype
 
 
-def _portable(gate: Tensor, x: Tensor, swish: bool) -> Tensor:
-    from linattn.ops.gated import portable
-
-    return portable(gate, x, swish)
-
-
 def _portable_backward(d_y: Tensor, gate: Tensor, x: Tensor, swish: bool) -> tuple[Tensor | None, ...]:
-    return tuple(fitting.differentiated(lambda gate, x: (_portable(gate, x, swish),), (gate, x), (d_y,)))
+    return tuple(fitting.differentiated(lambda gate, x: (portable(gate, x, swish),), (gate, x), (d_y,)))
 
 
-@fitting.or_else(_portable, _name)
+@fitting.or_else(portable, _name)
 def forward(gate: Tensor, x: Tensor, swish: bool) -> Tensor:
     (y,) = launch.run(_forward, x, (dense(gate), dense(x)), swish)
     return y

@@ -23,7 +23,7 @@ def formed_again(t: Tensor, form: Callable[[], Tensor]) -> AbstractContextManage
     place, kind = (t.data_ptr(), t.numel()), t.dtype  # ``t`` itself would be kept
 
     def pack(saved: Tensor) -> Saved:
-        if (saved.data_ptr(), saved.numel()) != place or saved.dtype != kind or not saved.is_contiguous():
+        if type(saved) is not Tensor or (saved.data_ptr(), saved.numel()) != place or saved.dtype != kind or not saved.is_contiguous():
             return saved
         shape = saved.shape
         return lambda: _formed(form, shape)

@@ -87,11 +87,11 @@ def times(run: Sequence[Launch]) -> list[float]:
 
 
 def flops(launch: Launch) -> int:
-    """Operations of a matrix product, by the shapes of its last two matrices; 0 for everything else."""
-    matrices = [d for d in launch.dims if len(d) >= 2]
-    if launch.op not in PRODUCTS or len(matrices) < 2:
+    """Operations of a matrix product, by the shapes of its two matrices, which come first or, in ``addmm``, second; else 0."""
+    if launch.op not in PRODUCTS:
         return 0
-    a, b = matrices[-2:]
+    first = int("add" in launch.op)
+    a, b = launch.dims[first : first + 2]
     return 2 * prod(a) * b[-1]
 
 

@@ -20,7 +20,7 @@ TRACE = {
         op(1, "aten::mm", [[4, 8], [8, 16]], [LOW, LOW]),
         op(2, "triton_poi_fused_mul_0", [[4, 16], [4, 16], []], [LOW, "float", "Scalar"]),
         op(3, "linattn::short_convolution_backward", [[2, 3], [2, 3], [], [3, 1, 4]], [LOW, LOW, "", LOW]),
-        op(4, "aten::mm", [[4, 16], [16, 100]], [LOW, LOW]),
+        op(4, "aten::mm", [[4, 16], [16, 100], [4, 100]], [LOW, LOW, LOW]),  # with a tensor for the result
         kernel("nvjet_a", 0, 10, 1),
         kernel("splitK", 10, 2, 1),
         kernel("triton_poi_fused_mul_0", 20, 5, 2),
@@ -49,6 +49,10 @@ def test_operations_and_bytes_of_an_operation_count_once():
     assert found["products of the layers"]["launches"] == 2
     assert found["fused elementwise"]["bytes"] == 4 * 16 * (2 + 4)
     assert found["short convolution"]["bytes"] == 2 * (6 + 6 + 12) + 2 * (6 + 12)  # and gradients of x and the weight
+
+
+def test_operations_of_a_product_that_is_added():
+    assert profile.flops(profile.Launch("gemm", 0, 1, "aten::addmm", [[5], [4, 8], [8, 5], [], []])) == 2 * 4 * 8 * 5
 
 
 def test_bounds_are_the_longer_of_products_and_bytes():

@@ -264,7 +264,8 @@ def _of_vector(tensors: tuple, eps: float, launched: dict[str, Any], **shared: A
 def _of_tiles(tensors: tuple, vectors: int, counters: Tensor | None, launched: dict[str, Any], **shared: Any) -> None:
     x, K, gated = tensors[0], shared["K"], shared["GATED"]
     countable = 0 if counters is None else counters.numel()
-    tiles = linear_tiles.choose(vectors, K, shared["SIZES"], x.element_size(), gated=gated, counters=countable)
+    most = gpu.card(x.device).shared
+    tiles = linear_tiles.choose(vectors, K, shared["SIZES"], x.element_size(), gated=gated, counters=countable, shared=most)
     grid = tiles.grid(vectors, shared["SIZES"])
     parts = None
     if tiles.SPLIT > 1:

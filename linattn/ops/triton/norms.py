@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from linattn.ops import tracing
 from linattn.ops.torch.norms import norm as portable
 from linattn.ops.triton import fitting, launch
 from linattn.ops.triton.recurrences import LOG2E, _exp2
@@ -123,8 +122,6 @@ def refusal(x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.
         return "its sums are float32, and float64 was given"
     if x.ndim < 2 or not x.numel() or x.shape[-1] > LARGEST:
         return f"it takes [..., V] of at most {LARGEST} channels, but x has shape {list(x.shape)}"
-    if tracing.traced(x, weight, gate):
-        return "tracing is active, which must see operations of torch"
     return fitting.refusal(fitting.alike("norm", x))
 
 
@@ -155,6 +152,16 @@ def backward(
     d_x, d_gate, parts = launch.run(_backward, x, tensors, eps, mean)
     d_weight = None if weight is None else parts.sum(0).view(weight.shape).to(weight.dtype)
     return d_x.view(x.shape), d_weight, None if gate is None else d_gate.view(x.shape)
+
+
+def outputs(x: Tensor, *options: Any) -> Tensor:
+    """The result of :func:`forward` without memory."""
+    return x.new_empty(x.shape, dtype=options[-1])
+
+
+def gradients(_: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
+    """Empty gradients, as :func:`backward` returns them."""
+    return tuple(None if t is None else t.new_empty(t.shape) for t in arguments[:3])
 
 
 def _three(t: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def formed_again(t: Tensor, form: Callable[[], Tensor]) -> AbstractContextManage
 
 
 def _hooked() -> bool:
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # type: ignore[attr-defined]
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def _formed(form: Callable[[], Tensor], shape: torch.Size) -> Tensor:

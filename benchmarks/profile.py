@@ -13,7 +13,6 @@ import re
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from pathlib import Path
@@ -149,15 +148,7 @@ def profiled(step: Callable[[], object], steps: int) -> list[Launch]:
 def peak() -> float:
     """Operations a second of a large product in bfloat16, the median of runs of ten."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in "ab")
-    return statistics.median(2 * 8192**3 * 10 / seconds(lambda: [a @ b for _ in range(10)]) for _ in range(7))
-
-
-def seconds(run: Callable[[], object]) -> float:
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return statistics.median(2 * 8192**3 / train.seconds_of(lambda: a @ b, 10, "cuda") for _ in range(7))
 
 
 def bounded(rows: dict[str, dict[str, float]], rates: tuple[float, float]) -> dict[str, dict[str, float]]:
@@ -171,11 +162,10 @@ def bounded(rows: dict[str, dict[str, float]], rates: tuple[float, float]) -> di
 def training(model_name: str, size: train.Size, rates: tuple[float, float]) -> Iterable[dict[str, Any]]:
     """Row of each kind of a compiled training step, and one of the whole, not profiled."""
     step, model = train.step_of("linattn", model_name, True, size, "cuda")
-    first = seconds(step)
-    for _ in range(3):
-        step()
+    first = train.seconds_of(step, 1, "cuda")
+    train.seconds_of(step, 3, "cuda")
     torch.cuda.reset_peak_memory_stats()
-    whole = statistics.median(seconds(step) for _ in range(size.steps)) * 1e3
+    whole = train.seconds_of(step, size.steps, "cuda") * 1e3
     memory = torch.cuda.max_memory_allocated()
     run = profiled(step, 2)
     rows = summed(run, [train_kind(launch, size.vocab_size) for launch in run], 2, whole)

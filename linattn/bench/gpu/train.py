@@ -7,7 +7,6 @@ values, so that it is comparable with fla's DeltaNet, which has 8 heads of 128.
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -119,8 +118,8 @@ def _row(folders: list[str], library: str, model: str, compiled: bool, size: Siz
                 return row | {"failure": failure.kind, "message": str(failure)}
 
 
-def step_of(library: str, model_name: str, compiled: bool, size: Size, device: str) -> tuple[Callable[[], float], torch.nn.Module]:
-    """Make a training step, which returns its seconds, and its model."""
+def step_of(library: str, model_name: str, compiled: bool, size: Size, device: str) -> tuple[Callable[[], None], torch.nn.Module]:
+    """Make a training step, which does not wait for a GPU, and its model."""
     torch.manual_seed(0)
     model = build(library, model_name, size).to(device, torch.bfloat16).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device == "cuda")
@@ -132,26 +131,32 @@ def step_of(library: str, model_name: str, compiled: bool, size: Size, device: s
         model.token_loss = TokenLoss(chunk_of(tokens, size.vocab_size), compile=compiled)  # type: ignore[assignment]
     forward = torch.compile(model) if compiled else model
 
-    def step() -> float:
-        start = time.perf_counter()
+    def step() -> None:
         forward(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
 
     return step, model
 
 
+def seconds_of(step: Callable[[], object], steps: int, device: str) -> float:
+    """Seconds of a step, of ``steps`` that a GPU's queue takes one after the other, as in training."""
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait()
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    wait()
+    return (time.perf_counter() - start) / steps
+
+
 def train(library: str, model_name: str, compiled: bool, size: Size, device: str) -> dict[str, Any]:
-    """Time the first step and then the median of ``size.steps`` steps, in a process of its own."""
+    """Time the first step and then the mean of ``size.steps`` steps, in a process of its own."""
     step, model = step_of(library, model_name, compiled, size, device)
     parameters = sum(p.numel() for p in model.parameters())
-    first = step()
-    for _ in range(3):
-        step()
-    seconds = statistics.median(step() for _ in range(size.steps))
+    first = seconds_of(step, 1, device)
+    seconds_of(step, 3, device)
+    seconds = seconds_of(step, size.steps, device)
     peak = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None
     figures = {"parameters": parameters, "first_step_s": first, "step_ms": seconds * 1e3, "peak_gb": peak, **asdict(size)}
     return figures | {"tokens_per_second": size.batch * size.tokens / seconds}

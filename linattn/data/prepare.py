@@ -83,7 +83,7 @@ def prepare(
         index = {**_index(aside, codec, dtype, writers), "end": end}
         if lacking := [split for split in SPLITS if not writers[split].total]:
             raise ValueError(
-                f"no text is left for {lacking[0]} (documents: {count:,}): give more text, or another validation than {validation}"
+                f"no text is left for {lacking[0]} (documents: {count:,}): give more text, or change validation = {validation}"
                 if count
                 else f"inputs hold no text: {', '.join(map(str, paths[:5]))}"
             )

@@ -93,7 +93,8 @@ def runs(settings: Settings, _done: Done) -> list[Run]:
 def measure(run: Run) -> Result:
     """Train and test a model: ``carried`` and ``fresh`` bits per byte between consecutive positions of ``borders``."""
     if run["ffn_dim"] is None:
-        raise LeftOut(f"{run['layers']} layers of width {run['dim']} have more parameters than the others with any feed-forward")
+        size = f"{run['layers']} layers of width {run['dim']}"
+        raise LeftOut(f"{size} have more parameters than the other models, however small the feed-forward")
     ids = _texts(corpus().validation, run["length"], run["sequences"]).to(run["device"])
     model, bits_per_byte = on_text(Stack.of(run["mixer"]), run)
     edges = borders(run["context"], run["length"])
@@ -110,7 +111,7 @@ def _texts(text: np.ndarray, length: int, count: int) -> Tensor:
     """``count`` evenly spaced texts of ``length`` from ``text`` [n], without overlap: [count, length] int64."""
     whole = len(text) // length
     if whole < 1:
-        raise LeftOut(f"the validation text has {len(text):,} bytes, and {length:,} were to be read")
+        raise LeftOut(f"the validation text has {len(text):,} bytes, but {length:,} are needed")
     picked = np.unique(np.linspace(0, whole - 1, min(count, whole)).round().astype(int))
     return torch.from_numpy(text[: whole * length].reshape(whole, length)[picked].astype(np.int64))
 

@@ -80,7 +80,7 @@ def parse(text: str) -> Variant:
     name, *pairs = (part.strip() for part in text.split(":"))
     known = mixers.info(name)
     if known.kind != "sequence" or not known.causal:
-        raise ValueError(f"mixers must be causal sequence mixers, but {name!r} is none")
+        raise ValueError(f"mixers must be causal sequence mixers, but {name!r} is not one")
     options: dict[str, Any] = {}
     wanted = _parameters(known.cls)
     has = [option for option in wanted if option != "dim"]

@@ -161,13 +161,13 @@ def test_other_types_are_refused_by_name(small, tmp_path):
     place = whole.index(b"blk.0.ffn_down.weight") + len(b"blk.0.ffn_down.weight") + 4 + 16
     assert struct.unpack_from("<I", whole, place) == (8,)
     (tmp_path / "m.gguf").write_bytes(whole[:place] + struct.pack("<I", 12) + whole[place + 4 :])
-    with pytest.raises(ValueError, match=r"blk.0.ffn_down.weight is kept as Q4_K; only F32, F16, Q4_0, Q4_1, Q8_0, BF16 are read"):
+    with pytest.raises(ValueError, match=r"blk.0.ffn_down.weight is stored as Q4_K; only F32, F16, Q4_0, Q4_1, Q8_0, BF16 are read"):
         linattn.load(tmp_path / "m.gguf")
 
 
 def test_memory_is_asked_for_first(small, monkeypatch):
     monkeypatch.setattr("linattn.models.memory.available", lambda: 1000)
-    with pytest.raises(ValueError, match=r"the weights in .*m.gguf take at least .* of memory, but there are 1,000 bytes"):
+    with pytest.raises(ValueError, match=r"the weights in .*m.gguf need at least .* of memory, but there are 1,000 bytes"):
         linattn.load(small)
 
 

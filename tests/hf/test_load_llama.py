@@ -79,7 +79,7 @@ def test_what_is_not_read(config, reason):
 @pytest.mark.parametrize(
     ("config", "to", "reason"),
     [
-        ({"mixer": "softmax, gla"}, "llama", "it has gla layers, where all must be softmax"),
+        ({"mixer": "softmax, gla"}, "llama", "it has gla layers, but all must be softmax"),
         ({"mixer": "softmax", "mixer_options": {"softmax": {"window": 5}}}, "llama", "mixer.window is 5, but would be None"),
         ({"mixer": "softmax", "mixer_options": {"softmax": {"bias": True}}}, "mistral", "q_proj"),
         ({"mixer": "softmax", "layer_options": [{"window": 5}, {}]}, "mistral", "layers.1.mixer.window is None, but would be 5"),

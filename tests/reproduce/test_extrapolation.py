@@ -66,7 +66,7 @@ def test_texts_are_pieces_of_the_text_and_do_not_overlap():
     texts = extrapolation._texts(source, 64, 4)
     assert texts.tolist() == [list(range(64 * i, 64 * i + 64)) for i in (0, 5, 9, 14)]
     assert len(extrapolation._texts(source, 300, 8)) == 3
-    with pytest.raises(LeftOut, match="1,000 bytes, and 1,001 were to be read"):
+    with pytest.raises(LeftOut, match="1,000 bytes, but 1,001 are needed"):
         extrapolation._texts(source, 1001, 1)
 
 

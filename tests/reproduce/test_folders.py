@@ -62,7 +62,7 @@ def test_a_report_that_is_cut_short_is_named_and_stays(given, tmp_path, capsys):
     path = tmp_path / "report.json"
     path.write_bytes(half := path.read_bytes()[:300])
     assert main(["reproduce", "recall", "--out", str(tmp_path)]) == 2
-    assert f"{path} is damaged, cut short or no JSON" in capsys.readouterr().err
+    assert f"{path} is damaged, truncated or not JSON" in capsys.readouterr().err
     assert path.read_bytes() == half
 
 

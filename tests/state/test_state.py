@@ -295,7 +295,7 @@ def test_a_file_cut_short_is_refused(part, tmp_path):
     read(model).save(path, model=model)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * part)])
-    with pytest.raises(ValueError, match=f"^{path} is damaged or no safetensors file"):
+    with pytest.raises(ValueError, match=f"^{path} is damaged or not a safetensors file"):
         State.load(path, model=model)
 
 

@@ -23,16 +23,16 @@ def spread(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Modul
     ``DistributedDataParallel`` is set to ignore the experts. :func:`gathered` makes a whole ``state_dict`` again.
 
     Raises:
-        ValueError: where there are no mixtures, for one that is sharded already, and for a number of experts that the number of
+        ValueError: where there are no mixtures, for one that is spread already, and for a number of experts that the number of
             processes does not divide.
     """
     share, ignored = Share(group), []
     found = _mixtures(model)
     if not found:
-        raise ValueError("model must have a mixture of experts to shard, such as ffn='switch', but has none")
+        raise ValueError("model must have a mixture of experts to spread, such as ffn='switch', but has none")
     for place, mixture in found:
         if mixture.share is not None:
-            raise ValueError(f"{place or 'model'} is sharded already")
+            raise ValueError(f"{place or 'model'} is spread already")
         if mixture.count % share.size:
             raise ValueError(f"count must be a multiple of the {share.size} processes, but {place or 'model'} has {mixture.count} experts")
     for place, mixture in found:

@@ -19,5 +19,5 @@ def test_two_processes_equal_one(found, case):
 
 def test_refused(found):
     assert "count must be a multiple of the 2 processes, but model has 3 experts" in found["refused"]
-    assert "model is sharded already" in found["refused"]
+    assert "model is spread already" in found["refused"]
     assert "model must have a mixture of experts to spread" in found["refused"]

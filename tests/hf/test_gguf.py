@@ -93,7 +93,7 @@ def test_a_file_cut_short_anywhere(small, tmp_path):
     end = max(t.start + t.nbytes for t in GGUFFile(small).tensors.values())  # padding may follow
     for length in [*range(64), *range(64, end, 331), end - 1]:
         cut.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match="is damaged, cut short or no GGUF file") as error:
+        with pytest.raises(ValueError, match="is damaged, truncated or not a GGUF file") as error:
             GGUFFile(cut)
         assert "\n" not in str(error.value)
 
@@ -103,12 +103,12 @@ def test_lengths_that_no_file_has_take_no_memory(small, tmp_path):
     whole, huge = small.read_bytes(), struct.pack("<Q", 1 << 60)
     for at in (8, 16, 24):
         (tmp_path / "m.gguf").write_bytes(whole[:at] + huge + whole[at + 8 :])
-        with pytest.raises(ValueError, match="is damaged, cut short"):
+        with pytest.raises(ValueError, match="is damaged, truncated"):
             GGUFFile(tmp_path / "m.gguf")
     head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 9)
     for inner in (0, 4, 8, 9, 77):
         (tmp_path / "m.gguf").write_bytes(head + struct.pack("<IQ", inner, 1 << 60))
-        with pytest.raises(ValueError, match="is damaged, cut short"):
+        with pytest.raises(ValueError, match="is damaged, truncated"):
             GGUFFile(tmp_path / "m.gguf")
 
 

@@ -14,7 +14,7 @@ from linattn.state import only_writer
 def test_folders_of_others_are_refused(given, tmp_path):
     given()
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(ValueError, match="no linattn report"):
+    with pytest.raises(ValueError, match="not part of a linattn report"):
         reproduce.run("recall", out=tmp_path)
     reproduce.run("recall", out=tmp_path / "a")
     with pytest.raises(ValueError, match="holds the study 'recall'"):

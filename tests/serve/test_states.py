@@ -61,7 +61,7 @@ def test_links_are_not_followed(served, tmp_path):
     (folder / "folder.safetensors").mkdir()
     for name in ("link", "folder"):
         for key in (states.LOAD, states.SAVE):
-            with pytest.raises(ValueError, match="is a link or no file"):
+            with pytest.raises(ValueError, match="is not a regular file"):
                 states.check({key: name})
 
 

@@ -43,7 +43,7 @@ class GGUFFile:
     Raises:
         OSError: if there is no such file.
         ImportError: if the ``gguf`` package is not installed.
-        ValueError: for a file that is damaged, cut short, of another format or version, or has tensors of another type.
+        ValueError: for a file that is damaged, truncated, of another format or version, or has tensors of another type.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,9 +1,9 @@
 """Extrapolation: a byte language model trained on short texts reads one 32 times as long.
 
-Every model reads the same held-out text twice. Once it carries its state (softmax: its cache) from the first byte to the
-last. Once it forgets everything at the border of each segment, a segment being as long as a text of the training. What it
-needs for the bytes at a position, in bits, tells whether it stands lengths it has not seen; the difference of the two, on
-the same bytes, whether what it carries along from beyond a training text is of use or in the way.
+Every model reads the same held-out text twice: once with its state (softmax: its cache) carried from the first byte to the
+last, and once with the state reset at the border of each segment, a segment being as long as a training text. The bits per
+byte at a position show whether the model extrapolates to unseen lengths; the difference between the two, on the same bytes,
+shows whether the state from beyond a training text helps or harms.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def everyone() -> tuple[str, ...]:
 
 
 def label(mixer: str) -> str:
-    """Label of ``mixer`` in plots and tables; the name itself if it is no mixer, since a study may compare more than mixers."""
+    """Label of ``mixer`` in plots and tables; the name itself if it is not a mixer, since a study may compare other things too."""
     try:
         return parse(mixer).label
     except ValueError:

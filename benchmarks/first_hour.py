@@ -130,7 +130,8 @@ class User:
 def remains(said: str, language: str) -> str:
     """Relevant part of an error stream: of a command, which prints progress there, warnings and errors; else all but progress bars."""
     lines = re.sub(r".*\d+/\d+ \[.*", "", said.replace("\r", "\n")).splitlines()
-    return "\n".join(line for line in lines if line.strip() and (language != "sh" or re.search("W(arning|ARNING)|E(rror|RROR)|Traceback", line)))
+    wanted = "W(arning|ARNING)|E(rror|RROR)|Traceback" if language == "sh" else ""
+    return "\n".join(line for line in lines if line.strip() and re.search(wanted, line))
 
 
 def blocks(page: Path) -> Iterator[tuple[int, str, str]]:

@@ -28,5 +28,5 @@ def test_two_per_cent_is_the_limit(extra, fits):
     if fits:
         assert equal_sizes(["a", "b"], 100_000, count)["b"].ffn_dim == 1
     else:
-        with pytest.raises(ValueError, match="2% apart"):
+        with pytest.raises(ValueError, match="within 2%"):
             equal_sizes(["a", "b"], 100_000, count)

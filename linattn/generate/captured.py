@@ -61,9 +61,9 @@ def refusal(model: nn.Module) -> str | None:
     """Reason why steps of ``model``, its head included, cannot be captured for any state; None if they can."""
     device = next(model.parameters()).device.type
     if device not in FROM:
-        return f"steps are captured on CUDA and on a CPU, and this is {device}"
+        return f"steps are captured on CUDA and CPU devices, and this is {device}"
     if torch.is_autocast_enabled(device):
-        return "autocast is on, and a captured step keeps the dtypes that it was made with"
+        return "autocast is on, but a captured step has fixed dtypes"
     for name, module in model.named_modules():
         if hooked(module):
             return f"{name or 'the model'} has hooks or a replaced forward, which a captured step does not call"

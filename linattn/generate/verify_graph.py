@@ -100,7 +100,7 @@ def of_step(model: Any, head: nn.Module, step: Step, longest: int, stops: Sequen
 def refusal(model: Any) -> str | None:
     """Reason why verifications of ``model`` are not captured; None if they are."""
     if not next(model.parameters()).is_cuda:
-        return "a call on a CPU costs little beside its work"
+        return "launch overhead on a CPU is small"
     if any(capacity.slots_of(model)):
         return "its states have a slot for each token"
     return None

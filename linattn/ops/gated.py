@@ -37,12 +37,12 @@ def _refusal(name: str, _: bool, gate: Tensor, x: Tensor) -> str | None:
     if name == "torch":
         return None
     if name == "reference":
-        return "the definition is written in operations of torch"
+        return "the definition is written in PyTorch operations"
     if name == "triton":
-        return "it has no kernel: compilers and captured steps fuse operations of torch"
+        return "it has no kernel: compilers and captured steps fuse PyTorch operations"
     if x.device != _CPU:
         return "it runs on the CPU only"
-    return "a compiler fuses the gate with its neighbours" if torch.compiler.is_compiling() else KERNELS.refusal(gate, x)
+    return "a compiler fuses the gate with adjacent operations" if torch.compiler.is_compiling() else KERNELS.refusal(gate, x)
 
 
 def _load() -> ModuleType:

@@ -82,7 +82,7 @@ def _load(name: str) -> ModuleType:
 
 def _refusal(name: str, asked: bool, x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.dtype) -> str | None:
     if name in KERNELS and torch.compiler.is_compiling():
-        return "a compiler fuses the norm with its neighbours"
+        return "a compiler fuses the norm with adjacent operations"
     return dispatch.refusal(name, asked, x, KERNELS.__getitem__, (x, weight, gate, dtype))
 
 

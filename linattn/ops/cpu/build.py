@@ -97,7 +97,7 @@ def build(sanitize: bool = False) -> Path:
         return path
     BUILT.mkdir(exist_ok=True)
     isas = [name for name in names(sanitize) if _takes(compiler, ISAS[name])]
-    print(f"linattn: compiling the CPU kernels with {version.splitlines()[0]}, for {', '.join(isas)}: some minutes", file=sys.stderr)
+    print(f"linattn: compiling the CPU kernels with {version.splitlines()[0]}, for {', '.join(isas)}: this takes minutes", file=sys.stderr)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = [
             pool.submit(_object, compiler, source, isa, sanitize, _hash(version, *_texts(source)))

@@ -18,7 +18,7 @@ def refusal(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, _: in
     if state.dtype != x.dtype:
         return f"the state is {state.dtype} beside tokens of {x.dtype}"
     if tracing.traced(x, state, weight, bias):
-        return "tracing is active, which must see operations of torch"
+        return "tracing is active, which needs PyTorch operations"
     return memory.turned(x, state, weight, bias) or library.refusal(x, state, weight, bias)
 
 

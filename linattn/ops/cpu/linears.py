@@ -36,7 +36,7 @@ def refusal(x: Tensor, *weights: Matrix) -> str | None:
     if tracing.wanted(x, *plain):
         return "it has no gradients"
     if tracing.traced(x, *plain):
-        return "tracing is active, which must see operations of torch"
+        return "tracing is active, which needs PyTorch operations"
     return library.refusal(x, *plain)
 
 
@@ -48,7 +48,7 @@ def steps_refusal(x: Tensor, steps: Steps = ()) -> str | None:
     if tracing.wanted(*tensors):
         return "it has no gradients"
     if tracing.traced(*tensors):
-        return "tracing is active, which must see operations of torch"
+        return "tracing is active, which needs PyTorch operations"
     return library.refusal(*tensors)
 
 

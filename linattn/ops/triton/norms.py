@@ -124,7 +124,7 @@ def refusal(x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.
     if x.ndim < 2 or not x.numel() or x.shape[-1] > LARGEST:
         return f"it takes [..., V] of at most {LARGEST} channels, but x has shape {list(x.shape)}"
     if tracing.traced(x, weight, gate):
-        return "tracing is active, which must see operations of torch"
+        return "tracing is active, which needs PyTorch operations"
     return fitting.refusal(fitting.alike("norm", x))
 
 

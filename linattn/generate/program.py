@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from linattn.generate.fusion import Node
 from linattn.ops import one_query, recurrence
 from linattn.ops.convolution_step import step_
-from linattn.ops.cpu import convolution_step, library, linear_attention, small_operations
+from linattn.ops.cpu import convolution_step, library, linear_attention, pages, small_operations
 from linattn.ops.cpu import linears as cpu
 from linattn.ops.cpu.small_operations import Small
 from linattn.ops.linears import linears
@@ -52,6 +52,7 @@ class Program:
                 case "output":
                     self.outputs: list[Tensor] = list(args[0])
         self.steps = _joined(self.steps)
+        pages.enlarge([*self._constants.values(), *inputs])
 
     def __call__(self) -> None:
         for step in self.steps:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -52,11 +53,12 @@ class Program:
                 case "output":
                     self.outputs: list[Tensor] = list(args[0])
         self.steps = _joined(self.steps)
+        self._runs = _sequences(self.steps)
         pages.enlarge([*self._constants.values(), *inputs])
 
     def __call__(self) -> None:
-        for step in self.steps:
-            step()
+        for run in self._runs:
+            run()
 
     def _bind(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run an operation, append the call that repeats it, and return its result."""
@@ -173,6 +175,15 @@ def _joined(steps: Sequence[Step | Small]) -> list[Step]:
         found += [*_run_of(waiting), step]
         waiting = []
     return [*found, *_run_of(waiting)]
+
+
+def _sequences(steps: Sequence[Step]) -> list[Step]:
+    """Calls of ``steps`` in order, of which one runs all neighbouring kernels."""
+    runs: list[Step] = []
+    for native, some in groupby(steps, lambda step: isinstance(step, library.Bound)):
+        calls: list[Any] = list(some)
+        runs += [library.sequence(calls)] if native else calls
+    return runs
 
 
 def _run_of(waiting: Sequence[Small]) -> list[Step]:

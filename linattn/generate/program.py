@@ -54,11 +54,16 @@ class Program:
                     self.outputs: list[Tensor] = list(args[0])
         self.steps = _joined(self.steps)
         self._runs = _sequences(self.steps)
-        pages.enlarge([*self._constants.values(), *inputs])
+        self._read = [*self._constants.values(), *inputs]
 
     def __call__(self) -> None:
         for run in self._runs:
             run()
+
+    def enlarge(self) -> None:
+        """Move weights and inputs to huge pages, which takes as long as hundreds of runs gain; later calls do nothing."""
+        pages.enlarge(self._read)
+        self._read = []
 
     def _bind(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run an operation, append the call that repeats it, and return its result."""

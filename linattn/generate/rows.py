@@ -210,6 +210,7 @@ class Rows:
             return greedy(now)
 
         step.start(Choice(choose, "pool"))
+        step.enlarge()
 
         def run() -> Tensor:
             step.run()

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from linattn.generate.captured import step_of
+from linattn.generate.captured import LONG, step_of
 from linattn.generate.prefill import prefill
 from linattn.models import LanguageModel, LMConfig
 from linattn.ops.cpu import library, pages
@@ -52,7 +52,7 @@ def test_small_tensors_and_a_machine_without_them_are_left_alone(some, monkeypat
     assert pages.enlarge([some]) == 0
 
 
-def test_a_captured_step_reads_huge_pages(some):
+def test_a_captured_step_of_many_tokens_reads_huge_pages(some):
     if library.reason():
         pytest.skip(library.reason())
     lm = LanguageModel(LMConfig(vocab_size=20000, dim=128, layers=1, mixer="gla")).eval()
@@ -60,5 +60,8 @@ def test_a_captured_step_reads_huge_pages(some):
     assert weight.nbytes > 4 * SIZE
     already = huge(weight)
     with torch.inference_mode():
-        step = step_of(lm.model, lm.lm_head, prefill(lm.model, torch.zeros(1, 7, dtype=torch.int64))[1], 100)
-    assert not isinstance(step, str) and huge(weight) >= already + 3 * SIZE
+        state = prefill(lm.model, torch.zeros(1, 7, dtype=torch.int64))[1]
+        few = step_of(lm.model, lm.lm_head, state, LONG - 1)
+        assert huge(weight) < already + 3 * SIZE
+        assert step_of(lm.model, lm.lm_head, state, LONG) is few  # the same step, of a longer generation
+    assert huge(weight) >= already + 3 * SIZE

@@ -229,6 +229,7 @@ def quantised(body: dict, words: dict) -> str:
             r["to"] if r["group"] is None else f"{r['to']}, {r['group']}, {words['head']} {r['head']}",
             f"{r['step_ms']:.3g}",
             f"{r['ratio']:.2f}",
+            f"{r['bound']:.2f}" if "bound" in r else "",
             f"{r['weights_bytes'] / 1e6:,.0f}",
             f"{r['of_bandwidth']:.0%}",
         )

@@ -26,7 +26,7 @@ from pathlib import Path
 
 NATIVE = Path(__file__).with_name("native")
 BUILT = Path(__file__).with_name("built")
-ONCE = ("pool.cpp", "isa.cpp")
+ONCE = ("pool.cpp", "isa.cpp", "sequence.cpp")
 FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-pthread",
     "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-warning-option",

@@ -4,9 +4,9 @@ For each mixer a model with random weights in bfloat16, the same in int8 and in 
 medians over the rounds. ``bound`` is the ratio of the bytes of weights and states that a step reads and writes. Rows are kept as they come.
 
 ``--llama-cpp`` alternates with llama.cpp instead, on models that it supports (mamba2 and rwkv7 of 24 layers without our feed-forward): the
-same weights in int8 and Q8_0, in int4 and Q4_0. llama.cpp runs in a process of its own, with a pause after each turn: our step then takes
-as long as alone. (Stopping the process by a signal instead made llama.cpp one to three times slower in its next turn.) These models are
-not those of the other table: mamba2 has twice the layers, and states of 19 MB.
+same weights in int8 and Q8_0, in int4 and Q4_0. llama.cpp runs in a process of its own, with a pause after each turn, and our step takes as
+long as alone. Stopping that process by a signal instead made llama.cpp up to four times slower in its next turn. These models are not
+those of the other table: mamba2 has twice the layers, and states of 19 MB.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Kernels(BuildHookInterface):
         try:
             library = native["build"]()
         except native["BuildError"] as error:
-            self.app.display_warning(f"the portable form will serve on the CPU: {error}")
+            self.app.display_warning(f"the portable form will be used on the CPU: {error}")
             return
         if version == "standard":
             build_data["pure_python"] = False

@@ -24,8 +24,9 @@ from torch import Tensor
 
 from benchmarks import RESULTS, destination, positive
 from linattn.bench import decode
-from linattn.bench.decode import SIZES, Row, greedy, wait
+from linattn.bench.decode import SIZES, Row, wait
 from linattn.generate import captured
+from linattn.generate.sampling import greedy
 from linattn.state import State
 
 KEY = ("way", "model", "size", "dtype", "rows", "context")

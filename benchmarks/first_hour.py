@@ -1,9 +1,10 @@
 """First hour of a user, timed: an installation, then the front page, Start and the guides followed literally, then wrong turns.
 
-``python -m benchmarks.first_hour --environment FOLDER --wheel FILE``: FOLDER gets a fresh environment, in which pip installs
-torch and the wheel with its extra ``train``. The blocks of each page run in their order in an empty folder: Python in one process,
-as in an interactive session, and the commands of ``linattn`` and ``torchrun`` at the sizes that stand there, or with ``--small`` at sizes
-that take seconds. Rows of steps that are not run again are kept; ``--take`` adds those of a record from another machine.
+``python3 -m benchmarks.first_hour --environment FOLDER --wheel FILE``: FOLDER gets a fresh environment, in which pip installs
+torch and the wheel (or source distribution) with its extra ``train``. The blocks of each page run in their order in an empty folder:
+Python in one process, as in an interactive session, and the commands of ``linattn`` and ``torchrun`` at the sizes that stand there, or
+with ``--small`` at sizes that take seconds. The program itself needs nothing but Python, so that it also runs in a container
+(docs/first_hour.md). Rows of steps that are not run again are kept; ``--take`` adds those of a record from another machine.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import re
+import resource
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,6 +32,7 @@ from benchmarks import RESULTS
 ROOT = Path(__file__).parents[1]
 GUIDES = ["op", "own_mixer", "train", "scale", "convert", "serve", "quantise", "hugging_face", "states", "migrate"]
 PAGES = ["README.md", "docs/start.md", *(f"docs/guides/{name}.md" for name in GUIDES)]
+INSTALLATIONS = ("installation", "installation from source", "installation from source, no compiler")
 STARTED = {"linattn": "linattn", "torchrun": "torch.distributed.run"}  # a program, and the module that is the same
 # Keeps one namespace: reads a block as a line of JSON, runs it, answers with the line DONE on stdout.
 SESSION = """
@@ -97,12 +102,12 @@ def small(words: list[str]) -> list[str]:
 
 
 class User:
-    """Person with an environment and nothing else: no compiler is found, and nothing of this process's own Python."""
+    """Person with an environment and nothing else: no compiler unless ``compiler``, and nothing of this process's own Python."""
 
-    def __init__(self, python: Path, folder: Path) -> None:
+    def __init__(self, python: Path, folder: Path, *, compiler: bool = False) -> None:
         self.python, self.folder = python, folder
         own = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        self.environment = own | {"CXX": "no-such-compiler"}
+        self.environment = own if compiler else own | {"CXX": "no-such-compiler"}
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -125,7 +130,8 @@ class User:
 def remains(said: str, language: str) -> str:
     """Relevant part of an error stream: of a command, which prints progress there, warnings and errors; else all but progress bars."""
     lines = re.sub(r".*\d+/\d+ \[.*", "", said.replace("\r", "\n")).splitlines()
-    return "\n".join(line for line in lines if line.strip() and (language != "sh" or re.search("Warning|Error|Traceback", line)))
+    wanted = "W(arning|ARNING)|E(rror|RROR)|Traceback" if language == "sh" else ""
+    return "\n".join(line for line in lines if line.strip() and re.search(wanted, line))
 
 
 def blocks(page: Path) -> Iterator[tuple[int, str, str]]:
@@ -193,15 +199,16 @@ def supplied(folder: Path) -> None:
 
 def installed(environment: Path, wheel: Path, torch: str) -> Iterator[dict]:
     """Row for each step of an installation in ``environment``, which is made anew."""
-    commands = [["pip", "install", torch], ["pip", "install", f"{wheel}[train]"]]
+    commands = [["pip", "install", torch], ["pip", "install", f"{wheel}[train]"], ["pip", "check"]]
     start = time.perf_counter()
     venv.create(environment, with_pip=True, clear=True)
     yield {"first": "python -m venv", "seconds": round(time.perf_counter() - start, 1), "ended": "ran", "said": ""}
     for words in commands:
         start = time.perf_counter()
-        done = subprocess.run([environment / "bin/python", "-m", *words, "--quiet"], capture_output=True, text=True, check=False)
+        done = subprocess.run([environment / "bin/python", "-m", *words], capture_output=True, text=True, check=False)
         seconds, ended = round(time.perf_counter() - start, 1), "ran" if done.returncode == 0 else "failed"
-        yield {"first": " ".join(words).replace(str(wheel.parent), "dist"), "seconds": seconds, "ended": ended, "said": ""}
+        said = remains(done.stderr, "sh").replace(str(wheel.parent), "dist")
+        yield {"first": " ".join(words).replace(str(wheel.parent), "dist"), "seconds": seconds, "ended": ended, "said": said}
 
 
 def turns(user: User) -> Iterator[dict]:
@@ -226,12 +233,26 @@ print(json.dumps({**machine(), **{n: m.version(n) for n in ("linattn", "torch", 
 """
 
 
+def surroundings(compiler: bool) -> dict:
+    """Date, distribution, C++ compiler that a page or an installation can find, and the load of the machine before it."""
+    found = next((name for name in ("g++", "clang++", "c++") if shutil.which(name)), None) if compiler else None
+    system = platform.freedesktop_os_release()["PRETTY_NAME"] if sys.platform == "linux" else platform.platform()
+    return {"date": today(), "distribution": system, "compiler": found, "load": round(os.getloadavg()[0], 1)}
+
+
+def processor() -> float:
+    """Processor seconds of all processes that have been started and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.first_hour", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--environment", type=Path, help="folder of the environment; --wheel makes it anew")
-    parser.add_argument("--wheel", type=Path, help="wheel to install first")
+    parser.add_argument("--wheel", type=Path, help="wheel or source distribution to install first")
     parser.add_argument("--torch", default="torch", help="what pip installs first, such as torch==2.13.0")
     parser.add_argument("--steps", default=",".join((*PAGES, "turns")), help="pages, and turns for the wrong turns; empty for none")
+    parser.add_argument("--compiler", action="store_true", help="let the pages find a C++ compiler that is there")
     parser.add_argument("--small", action="store_true", help="commands at sizes that take seconds, without linattn compare")
     parser.add_argument("--take", type=Path, nargs="*", default=[], help="records whose steps are added; nothing runs")
     parser.add_argument("--out", type=Path, default=RESULTS / "first-hour.json")
@@ -250,17 +271,18 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--environment names the folder of the environment")
     python = options.environment.absolute() / "bin/python"
     if options.wheel:
+        facts, before = surroundings(compiler=True), processor()
         rows = list(installed(options.environment, options.wheel.absolute(), options.torch))
-        keep(body, options.out, "installation", {"date": today(), "rows": rows})
+        facts |= {"processor_seconds": round(processor() - before)}
+        keep(body, options.out, installation(options.wheel, facts["compiler"]), facts | {"rows": rows})
     for step in steps:
         with tempfile.TemporaryDirectory() as folder:
-            user = User(python, Path(folder))
+            user = User(python, Path(folder), compiler=options.compiler)
             supplied(user.folder)
-            load = os.getloadavg()[0]
+            facts, before = {**surroundings(options.compiler), "small": options.small}, processor()
             rows = list(turns(user) if step == "turns" else follow(user, ROOT / step, small if options.small else list))
-            facts = json.loads(user.run("-c", VERSIONS).stdout)
-        facts = {"date": today(), "small": options.small, "load": round(load, 1), **facts}
-        keep(body, options.out, step, {**facts, "rows": rows})
+            facts |= {"processor_seconds": round(processor() - before), **json.loads(user.run("-c", VERSIONS).stdout)}
+        keep(body, options.out, step, facts | {"rows": rows})
         for row in rows:
             expected = (
                 right(row["said"], TURNS[row["kind"]][row["typed"]]) if step == "turns" else row["ended"] == "ran" and not row["said"]
@@ -271,14 +293,21 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def installation(wheel: Path, compiler: str | None) -> str:
+    """Name of the step that installs ``wheel``, which a source distribution compiles where there is a compiler."""
+    if wheel.suffix == ".whl":
+        return INSTALLATIONS[0]
+    return INSTALLATIONS[1 if compiler else 2]
+
+
 def today() -> str:
     return datetime.now(UTC).date().isoformat()
 
 
 def keep(body: dict, out: Path, step: str, found: dict) -> None:
     """Write what was ``found`` in one step beside the others."""
-    order = ["installation", *PAGES, "turns"]
-    body |= {"schema": "linattn.first_hour", "command": "python -m benchmarks.first_hour --environment FOLDER --wheel FILE"}
+    order = [*INSTALLATIONS, *PAGES, "turns"]
+    body |= {"schema": "linattn.first_hour", "command": "python3 -m benchmarks.first_hour --environment FOLDER --wheel FILE"}
     body["steps"] = {**body["steps"], step: found}
     body["steps"] = {name: body["steps"][name] for name in order if name in body["steps"]}
     out.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

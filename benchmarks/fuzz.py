@@ -2,7 +2,8 @@
 
 Every value and every gradient is held to the limits of its dtype, with outputs and scratch poisoned with NaN first. A draw whose
 recurrence is not well-conditioned (the rule of tests/ops/errors.py) is drawn again: nothing is claimed of it. What exceeds its limit is
-held to what rounding its terms costs (tests/ops/definition.py), as sums that cancel keep no share of themselves. Several processes share
+held to what rounding its terms costs (tests/ops/definition.py), as sums that cancel keep no share of themselves. A share of a CPU's
+cases are single tokens without gradients, as in decoding, which the kernels step in place. Several processes share
 a GPU, as most of the time is compilation. Writes what was run, how near each family came to its limits, and every failure.
 """
 
@@ -40,6 +41,7 @@ LENGTHS = (1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 128, 129, 200, 333)
 LONG = (600, 1030, 2100)  # several segments
 STRENGTHS = ((1e-4, 1e-2), (0.02, 0.6), (0.02, 3.0), (1e-4, 800.0), (1.0, 5.0))
 BACKENDS = ("triton", "cpu")
+STEPS = 0.25  # share of a CPU's cases that are single tokens without gradients
 LAYOUTS = ("dense", "dense", "heads first", "one projection", "unaligned")
 
 
@@ -66,11 +68,12 @@ class Draw:
     resets: float  # their share
     scale: float | None
     layout: str
+    step: bool  # a token for each state, without gradients
 
     @property
     def family(self) -> str:
         rank = {"H": "head", "BTH": "head", "HK": "channel", "BTHK": "channel"}.get(self.rank, "none")
-        return f"{self.kind}-{rank} {self.dtype}"
+        return f"{self.kind}-{rank} {self.dtype}{' step' if self.step else ''}"
 
 
 def draw(seed: int, backend: str) -> Draw:
@@ -89,12 +92,17 @@ def draw(seed: int, backend: str) -> Draw:
         ends = sorted(r.choices((0, T, *range(T + 1)), k=r.randint(0, 6)))
         lengths, B = tuple(b - a for a, b in zip([0, *ends], [*ends, T], strict=True)), 1
     strong = rank != "none" and r.random() < 0.3
-    return Draw(
+    d = Draw(
         backend=backend, seed=seed, kind=kind, rank=rank, dtype=dtype, decay_half=r.random() < 0.2, B=B, T=T, H=H,
         Hk=r.choice([h for h in range(1, H + 1) if H % h == 0]), K=K, V=V, lengths=lengths, initial=r.random() < 0.7,
         outputs=r.choice((None, None, None, ("o",), ("S", "z"))), strength=r.choice(STRENGTHS),
         resets=r.choice((0.01, 0.1, 0.5)) if strong else 0.0, scale=r.choice((None, None, 1.0, -0.4)), layout=r.choice(LAYOUTS),
+        step=False,
     )  # fmt: skip
+    if backend == "triton" or r.random() >= STEPS:
+        return d
+    rows = 1 if lengths is None else len(lengths)  # packed sequences have a token each
+    return replace(d, T=rows, lengths=None if lengths is None else (1,) * rows, initial=True, step=True)
 
 
 def build(d: Draw):
@@ -199,6 +207,9 @@ def once(d: Draw, call, outputs) -> tuple[dict, dict]:
     from tests.ops import cases
 
     leaves = {n: t.detach().requires_grad_() for n, t in laid_out(d.layout, call).tensors.items()}
+    if d.step:
+        with poisoned(d.backend):
+            return call.with_(**{n: t.detach() for n, t in leaves.items()})(backend=d.backend), {}
     with poisoned(d.backend):
         out = call.with_(**leaves)(backend=d.backend)
         chosen = [t for n, t in out.items() if (outputs is None or n in outputs) and t.requires_grad]

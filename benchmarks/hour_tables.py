@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from benchmarks.titles import markdown
 
-PAGES = ("page", "where", "sizes", "steps", "seconds", "longest step", "its seconds", "failures", "warnings")
+PAGES = ("page", "where", "sizes", "load", "steps", "seconds", "processor seconds", "longest step", "its seconds", "failures", "warnings")
 TURNS = ("mistake", "typed", "answer")
 
 
@@ -17,22 +15,17 @@ def hour(body: dict, _words: dict) -> str:
     named = {words: chr(ord("A") + i) for i, words in enumerate(machines)}
     pages = [page(name, step, named.get(machine(step), "")) for name, step in steps.items() if name != "turns"]
     turns = [(row["kind"], code(row["typed"]), code(row["said"])) for row in steps["turns"]["rows"]]
-    legend = "".join(f"- {letter}: {words}{waiting(steps.values(), words)}.\n" for words, letter in named.items())
+    legend = "".join(f"- {letter}: {words}.\n" for words, letter in named.items())
     return f"`{body['command']}`:\n\n{legend}\n{markdown(PAGES, pages)}\n{markdown(TURNS, turns)}"
 
 
 def machine(step: dict) -> str:
-    """A machine, its software and the date, in words."""
+    """A machine, its distribution and software, in words; empty for an installation, whose record has no processor."""
     if "cpu" not in step:
         return ""
+    system = f"{step['distribution']}, {step['compiler'] or 'no C++ compiler'}"
     software = f"Python {step['python']}, torch {step['torch']}, transformers {step['transformers']}"
-    return f"{step['cpu']}, {step['threads']} thread{'s' if step['threads'] > 1 else ''}, {software}, {step['date']}"
-
-
-def waiting(steps: Iterable[dict], words: str) -> str:
-    """Load of a machine when its pages were begun, if other programs ran there."""
-    loads = [step["load"] for step in steps if "load" in step and machine(step) == words]
-    return f"; load average {min(loads):g} to {max(loads):g}, from other programs" if max(loads) > 1 else ""
+    return f"{step['cpu']}, {step['threads']} thread{'s' if step['threads'] > 1 else ''}, {system}, {software}, {step['date']}"
 
 
 def page(name: str, step: dict, where: str) -> tuple[str, ...]:
@@ -43,7 +36,8 @@ def page(name: str, step: dict, where: str) -> tuple[str, ...]:
     total = sum(row["seconds"] for row in rows)
     sizes = "small" if step.get("small") else "as shown"
     return (
-        name, where, sizes, str(len(rows)), f"{total:.0f}", code(longest["first"]), f"{longest['seconds']:.0f}", str(failed), str(warned)
+        name, where, sizes, f"{step['load']:g}", str(len(rows)), f"{total:.0f}", str(step["processor_seconds"]),
+        code(longest["first"]), f"{longest['seconds']:.0f}", str(failed), str(warned),
     )  # fmt: skip
 
 

@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from linattn.bench.gpu.cases import PASSES, SHAPES, Case
 from linattn.report.scales import Scale, linear, logarithmic
 
 ROOT = Path(__file__).parents[1]
 SOURCE = "benchmarks/results/ops-h200.json"
 TARGET = ROOT / "docs" / "images" / "speed.svg"
-FAMILIES = {"constant": "RetNet", "channel": "GLA", "delta": "DeltaNet", "kda": "KDA", "erase": "RWKV-7", "selective_scan": "Mamba"}
-SHAPE, LEFT, WIDTH, BAR = "B1 T32768 H16 D128", 90, 440, 15
+# Recurrences of the front page.
+FRONT = {"channel": "GLA", "delta": "DeltaNet", "gated_delta": "Gated DeltaNet", "kda": "KDA", "erase": "RWKV-7", "selective_scan": "Mamba"}
+LEFT, WIDTH, BAR = 110, 440, 15
 LOSSES, LOSSES_TARGET = "benchmarks/results/losses-h200.json", ROOT / "docs" / "images" / "losses.svg"
 PANEL, GAP, MARGIN = (300, 200), (70, 62), (52, 64)  # width and height of a plot of losses, space between them, and around all
 LINES = {  # visible on white and on black
@@ -30,13 +32,13 @@ def times() -> list[tuple[str, float, float, str]]:
     """Name of the recurrence, our milliseconds forward and backward, those of the fastest other library, and its name."""
     rows = json.loads((ROOT / SOURCE).read_text(encoding="utf-8"))["rows"]
     found = []
-    for family, name in FAMILIES.items():
-        decay = -0.05 if family in ("channel", "kda", "erase") else None
+    for family, name in FRONT.items():
+        case = Case.of(family, SHAPES[0], PASSES[1])
         timed = {
             row["library"]: row["ms"]
             for row in rows
-            if (row["family"], row["shape"], row["mode"], row["decay"]) == (family, SHAPE, "forward+backward", decay)
-            and row["decay_dtype"] in (None, "bfloat16")
+            if (row["family"], row["shape"], row["mode"], row["decay"]) == (family, str(case.shape), case.mode, case.decay)
+            and row["decay_dtype"] == case.decay_dtype
             and row["ms"] is not None
         }
         ours = timed.pop("linattn")

@@ -122,7 +122,8 @@ def main(arguments: list[str] | None = None) -> int:
             rows = measured(case, names, given.seconds)
             for name, row in rows.items():
                 about = {"library": name, "version": versions[name], "like": given.like}
-                record.add({**about, **{n: str(x) if n == "shape" else x for n, x in asdict(case).items() if n != "decay_dtype"}, **row})
+                of_case = {n: x for n, x in asdict(case).items() if n != "decay_dtype"} | {"shape": str(case.shape)}
+                record.add({**about, **of_case, **row})
             print(f"{case}: " + ", ".join(f"{name} {row['ms'] and round(row['ms'], 3)}" for name, row in rows.items()), flush=True)
             gc.collect()
             torch.cuda.empty_cache()

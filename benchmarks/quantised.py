@@ -1,8 +1,12 @@
 """Benchmark of decoding with quantised weights: ``python -m benchmarks.quantised``, captured steps of one row in turns.
 
 For each mixer a model with random weights in bfloat16, the same in int8 and in int4. Every round times each of them once; the ratios are of
-medians over the rounds. Rows are kept as they come. ``--llama-cpp`` alternates with llama.cpp instead, on models that it supports
-(mamba2 and rwkv7 of 24 layers without our feed-forward): the same weights in int8 and Q8_0, in int4 and Q4_0.
+medians over the rounds. ``bound`` is the ratio of the bytes of weights and states that a step reads and writes. Rows are kept as they come.
+
+``--llama-cpp`` alternates with llama.cpp instead, on models that it supports (mamba2 and rwkv7 of 24 layers without our feed-forward): the
+same weights in int8 and Q8_0, in int4 and Q4_0. llama.cpp runs in a process of its own, with a pause after each turn, and our step takes as
+long as alone. Stopping that process by a signal instead made llama.cpp up to four times slower in its next turn. These models are not
+those of the other table: mamba2 has twice the layers, and states of 19 MB.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import torch
 from benchmarks import RESULTS, destination, llama_cpp
 from linattn.bench import decode
 from linattn.bench.decode import SIZES, Row, Size
+from linattn.ops.cpu import library
 
 KEY = ("what", "model", "size", "device", "threads", "to", "group", "head")
 MIXERS = ("gla", "gated_deltanet", "mamba2")
@@ -69,6 +74,7 @@ def bytes_read(model: Any) -> int:
 def captured_step(model: Any) -> Any:
     """Captured step of one row of ``model``, ready to run."""
     from linattn.generate import captured, prefill
+    from linattn.generate.sampling import greedy
 
     with torch.inference_mode():
         state = prefill(model.model, torch.randint(model.config.vocab_size, (1, 16), device=model.device))[1]
@@ -76,7 +82,7 @@ def captured_step(model: Any) -> Any:
     if isinstance(step, str):
         raise RuntimeError(step)
     tokens = torch.zeros(1, dtype=torch.int64, device=model.device)
-    step.load(step, state, tokens, tokens.bool(), captured.Choice(decode.greedy, "greedy"))
+    step.load(step, state, tokens, tokens.bool(), captured.Choice(greedy, "greedy"))
     return step
 
 
@@ -106,11 +112,14 @@ def measure(mixer: str, size: Size, device: str, groups: tuple[int, ...], count:
     if profiled and device == "cpu":
         for key, (_, step) in steps.items():
             print(key, *profile(step._program.steps), sep="\n  ", flush=True)
-    plain = medians["bfloat16", None, "bfloat16"]
+    key = "bfloat16", None, "bfloat16"
+    plain, (read, step) = medians[key], steps[key]
+    states = 2 * step.buffers.nbytes  # read and written once, in float32 whatever the weights are in
     return [
         {"what": "step", "model": mixer, "size": size.name, "device": device, "threads": torch.get_num_threads(), "to": to, "group": group,
-         "head": head, "weights_bytes": steps[to, group, head][0], "bandwidth": speed, "step_ms": ms, "ratio": plain / ms,
-         "of_bandwidth": steps[to, group, head][0] / speed * 1e3 / ms}
+         "head": head, "weights_bytes": steps[to, group, head][0], "states_bytes": states, "bandwidth": speed, "step_ms": ms,
+         "ratio": plain / ms,
+         "of_bandwidth": steps[to, group, head][0] / speed * 1e3 / ms, "bound": (read + states) / (steps[to, group, head][0] + states)}
         for (to, group, head), ms in medians.items()
     ]  # fmt: skip
 
@@ -129,7 +138,7 @@ def beside_llama_cpp(family: str, size: Size, count: int, runs: int = 8) -> Iter
             with llama_cpp.Decoder(file, threads) as decoder:
                 for _ in range(count + 1):
                     ours.append(timed(step, "cpu", runs))
-                    time.sleep(0.05)  # their threads have stopped waiting for work
+                    time.sleep(0.05)  # threads of either side have stopped polling for work
                     other.append(decoder.milliseconds(runs))
                     time.sleep(0.05)
             ms, their_ms = statistics.median(ours[1:]), statistics.median(other[1:])
@@ -163,12 +172,11 @@ def profile(calls: list[Any], runs: int = 20) -> list[str]:
 
 def _part(call: Any) -> tuple[str, int]:
     """Name of a call's kernel with the shapes of its matrices, and their bytes; without shapes and bytes for other calls than products."""
-    kept = dict(zip(call.__code__.co_freevars, call.__closure__ or (), strict=True)) if hasattr(call, "__code__") else {}
-    if "function" not in kept:
+    if not isinstance(call, library.Bound):
         return getattr(call, "__name__", str(getattr(call, "func", call))[:40]), 0
-    name, inside = kept["function"].cell_contents.__name__, call.__defaults__[0][1]
+    name, inside = call.kernel.__name__, call.kept[1]
     maps = inside[-1][0] if "linears" in name and isinstance(inside[-1], tuple) else []
-    shapes = [f"{rows} x {inside[1].shape[-1]} of {bits or 8 * matrix.itemsize} bits" for matrix, _, _, rows, _, _, _, bits, *_ in maps]
+    shapes = [f"{rows} x {inside[0].shape[-1]} of {bits or 8 * matrix.itemsize} bits" for matrix, _, _, rows, _, _, _, bits, *_ in maps]
     size = sum(t.nbytes for matrix, *_, scale, _ in maps for t in (matrix, scale) if isinstance(t, torch.Tensor))
     return " ".join([name, ", ".join(shapes)]).strip(), size
 

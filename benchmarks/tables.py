@@ -14,6 +14,8 @@ from pathlib import Path
 
 from benchmarks import limits
 from benchmarks.hour_tables import hour
+from benchmarks.peer_tables import patched, portable, revisions
+from benchmarks.plots import FRONT
 from benchmarks.profile_tables import profiled
 from benchmarks.study_tables import causality, compared, losses, reproduced
 from benchmarks.titles import TITLES, markdown
@@ -62,7 +64,8 @@ def trained_on_cpu(body: dict, words: dict) -> str:
     )
 
 
-PEERS = {"selective_scan": "mamba-ssm"}  # of a family; fla, else
+# The peer of a family is the first one that was measured, else fla.
+PEERS = {"selective_scan": ("mamba-ssm",), "softmax": ("torch",), "gated_delta": ("flash-qla", "fla")}
 
 
 class Figures:
@@ -74,8 +77,9 @@ class Figures:
 
     def pair(self, case: Case, show: Callable[[dict], str]) -> str:
         """Our figure and a peer's (for softmax only torch's), "" if neither was measured."""
-        names = ("torch",) if case.family == "softmax" else ("linattn", PEERS.get(case.family, "fla"))
-        cells = [self.cell(name, case, show) for name in names]
+        peers = PEERS.get(case.family, ("fla",))
+        peer = next((name for name in peers if (row := self.row(name, case)) and row["ms"] is not None), peers[-1])
+        cells = [self.cell(name, case, show) for name in ((peer,) if case.family == "softmax" else ("linattn", peer))]
         return " · ".join(cell or "–" for cell in cells) if any(cells) else ""
 
     def row(self, library: str, case: Case) -> dict | None:
@@ -135,10 +139,10 @@ def _row(figures: Figures, family: str, mode: str, shapes: Iterable[Shape]) -> l
 def _measured(body: dict, words: dict) -> str:
     last = body["runs"][-1]
     versions = {row["library"]: row["version"] for row in body["rows"]}
-    fla, mamba = (versions.get(name, "–") for name in ("fla", "mamba-ssm"))
+    fla, mamba, qla = (versions.get(name, "–") for name in ("fla", "mamba-ssm", "flash-qla"))
     dates = sorted({body["runs"][row["run"]]["date"] for row in body["rows"]})
     date = " – ".join(dict.fromkeys((dates[0], dates[-1])))
-    return words["measured"].format(card=body["card"], torch=last["torch"], triton=last["triton"], fla=fla, mamba=mamba, date=date)
+    return words["measured"].format(card=body["card"], torch=last["torch"], triton=last["triton"], fla=fla, mamba=mamba, qla=qla, date=date)
 
 
 def train(body: dict, words: dict) -> str:
@@ -226,6 +230,7 @@ def quantised(body: dict, words: dict) -> str:
             r["to"] if r["group"] is None else f"{r['to']}, {r['group']}, {words['head']} {r['head']}",
             f"{r['step_ms']:.3g}",
             f"{r['ratio']:.2f}",
+            f"{r['bound']:.2f}" if "bound" in r else "",
             f"{r['weights_bytes'] / 1e6:,.0f}",
             f"{r['of_bandwidth']:.0%}",
         )
@@ -308,22 +313,6 @@ def kernels(body: dict, words: dict) -> str:
     return markdown(words["kernels"], ((*case, *(" · ".join(told[way]) for way in ways)) for case, told in found.items()))
 
 
-def patched(body: dict, words: dict) -> str:
-    """Line for each model of fla: the operations and the whole step with fla's operations and with ours."""
-    found: dict[str, dict[str, dict]] = {}
-    for row in body["rows"]:
-        found.setdefault(row["model"], {})[row["ops"]] = row
-    lines = []
-    for name, rows in found.items():
-        fla, ours = rows["fla"], rows["linattn"]
-        apart = max(abs(a - b) for a, b in zip(fla["losses"], ours["losses"], strict=True))
-        times = [f"{fla[key]:.2f} · {ours[key]:.2f} ({fla[key] / ours[key]:.2f} x)" for key in ("ops_ms", "step_ms")]
-        lines.append((name, *times, f"{apart:.4f}"))
-    run = body["runs"][-1]
-    told = words["one seed"].format(command=run["command"], cpu=body["card"], torch=run["torch"], date=run["date"])
-    return f"{told}\n\n{markdown(words['patched'], lines)}"
-
-
 def table(file: str, suite: str, card: str, words: dict) -> str:
     """Table of the results in ``file``."""
     path = ROOT / file
@@ -341,6 +330,8 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
         "causality": causality,
         "parallel": parallel,
         "patch": patched,
+        "portable": portable,
+        "revisions": revisions,
         "sharded": sharded,
         "quantised": quantised,
         "speculate": speculated,
@@ -357,9 +348,6 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
     for value, told in words.get("values", {}).items():  # of cells; no title has them
         text = text.replace(value, told)
     return text
-
-
-FRONT = {"constant": "RetNet", "channel": "GLA", "delta": "DeltaNet", "kda": "KDA", "erase": "RWKV-7", "selective_scan": "Mamba"}
 
 
 def summary(body: dict, words: dict) -> str:

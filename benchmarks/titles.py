@@ -45,7 +45,15 @@ TITLES = {
         "parallel": ("one sequence on {cards} cards", "tokens", "one card, ms", "all, ms", "efficiency", "memory of a card beside one's"),
         "sharded": ("model", "cards", "cards of a sequence", "sequences", "tokens of one", "tokens/s", "peak memory, GB"),
         "in a graph": "in a CUDA graph",
-        "quantised": ("one row", "weights", "a token, ms", "times bfloat16", "bytes read, MB", "of this machine's reading speed"),
+        "quantised": (
+            "one row",
+            "weights",
+            "a token, ms",
+            "times bfloat16",
+            "at most, by bytes",
+            "weights read, MB",
+            "of this machine's reading speed",
+        ),
         "head": "head",
         "absent": "Not measured yet (`{file}`).",
         "llama.cpp": ("the same weights", "linattn", "a token, ms", "llama.cpp", "a token, ms", "llama.cpp's time over linattn's"),
@@ -54,7 +62,8 @@ TITLES = {
         "quality": ("model", "bfloat16", "int8", "int4", "int4, calibrated"),
         "run": "{card}, {cores} cores, torch {torch}, {date}: `{command}`.",
         "compilers": ("a step, ms", "dtype"),
-        "measured": "{card}, torch {torch}, triton {triton}, fla-core {fla} (beside the selective scan mamba-ssm {mamba}), {date}. "
+        "measured": "{card}, torch {torch}, triton {triton}, fla-core {fla} (beside the selective scan mamba-ssm {mamba}, beside the "
+        "gated delta rule FlashQLA {qla} where it was measured), {date}. "
         "Softmax is torch's flash attention.",
         "digits": ("mixer", "test accuracy"),
         "recommend": ("mixer", "HR@10", "NDCG@10"),
@@ -84,6 +93,8 @@ TITLES = {
             "steps": "single tokens",
         },
         "trainer": ("model, compiled", "bench train, tokens/s", "linattn train, tokens/s", "of it"),
+        "portable": ("recurrence", "mean decay", "shape", "pass", "milliseconds: fla · linattn", "peak memory, MB: fla · linattn"),
+        "revisions": ("recurrence", "shape", "forward, ms: before · after", "forward+backward, ms: before · after"),
         "patched": ("model", "operations, ms: fla · linattn", "step, ms: fla · linattn", "largest difference of losses"),
         "kernels": ("kernels of both passes, microseconds", "shape", "backward in two kernels", "in one"),
         "curves": "![Bits per byte against tokens, seconds and parameters](images/losses.svg)",
@@ -131,7 +142,7 @@ TITLES = {
         "in a graph": "CUDA 图中",
         "compilers": ("每步（毫秒）", "dtype"),
         "decode": ("模型", "行数", "已读 token 数", "每 token（毫秒）", "权重与状态各读一遍（毫秒）", "经 generate（毫秒）"),
-        "quantised": ("一行", "权重", "每 token（毫秒）", "bfloat16 的倍数", "读入字节（MB）", "占本机内存读带宽"),
+        "quantised": ("一行", "权重", "每 token（毫秒）", "bfloat16 的倍数", "按字节计的上限", "读入权重（MB）", "占本机内存读带宽"),
         "head": "输出层",
         "absent": "尚未测量（`{file}`）。",
         "llama.cpp": ("相同的权重", "linattn", "每 token（毫秒）", "llama.cpp", "每 token（毫秒）", "llama.cpp 用时与 linattn 之比"),
@@ -139,7 +150,8 @@ TITLES = {
         "patterns": ("混合层", "模式数", "与逐 token 相比的最大误差", "状态依赖被拒绝的 token"),
         "quality": ("模型", "bfloat16", "int8", "int4", "int4，经校准"),
         "run": "{card}，{cores} 核，torch {torch}，{date}：`{command}`。",
-        "measured": "{card}，torch {torch}，triton {triton}，fla-core {fla}（选择性扫描一行对比 mamba-ssm {mamba}），{date}。"
+        "measured": "{card}，torch {torch}，triton {triton}，fla-core {fla}（选择性扫描一行对比 mamba-ssm {mamba}，门控 delta 规则一行"
+        "有数据处对比 FlashQLA {qla}），{date}。"
         "softmax 一行是 torch 的 flash attention。",
         "digits": ("混合层", "测试准确率"),
         "recommend": ("混合层", "HR@10", "NDCG@10"),
@@ -190,6 +202,8 @@ TITLES = {
         "causality": ("训练", "评估方式", "token 数", "每字节比特数", "同样的 token 一次算完", "后面 token 改变后，此前 logits 的变化"),
         "ways": {"trainer": "训练时的验证", "windows": "整个窗口", "prefixes": "只给前缀", "steps": "逐 token"},
         "trainer": ("模型，编译后", "bench train，token/秒", "linattn train，token/秒", "占比"),
+        "portable": ("递推", "平均衰减", "形状", "计算", "毫秒：fla · linattn", "峰值显存（MB）：fla · linattn"),
+        "revisions": ("递推", "形状", "前向（毫秒）：之前 · 之后", "前向加反向（毫秒）：之前 · 之后"),
         "patched": ("模型", "算子（毫秒）：fla · linattn", "每步（毫秒）：fla · linattn", "损失的最大差异"),
         "kernels": ("前向加反向的内核（微秒）", "形状", "反向分两个内核", "合为一个"),
         "curves": "![每字节比特数随 token 数、秒数与参数量的变化](images/losses.svg)",

@@ -26,7 +26,7 @@ def _register() -> None:
     except ImportError as error:  # optional for linattn itself
         import warnings
 
-        warnings.warn(f"this transformers does not serve linattn.hf: {error}", stacklevel=3)
+        warnings.warn(f"linattn.hf does not work with this version of transformers: {error}", stacklevel=3)
 
 
 class _WhenImported:

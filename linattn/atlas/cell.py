@@ -43,7 +43,7 @@ def sentences(spec: Spec) -> list[Both]:
     read = Both("read by the query", "由查询读出")
     if spec.bonus:
         read = Both(
-            "read by the query before the token is written, the token itself by a weight of its own",
+            "read by the query before the token is written; the token itself has a separate weight",
             "由查询在写入之前读出，当前 token 另有一个权重",
         )
     elif spec.normalize:
@@ -221,10 +221,10 @@ def _other(seen: Inspection) -> str:
         box(436, middle, "o_t", "[D]", "output"), wire([(350, middle), (400, middle)], "output"),
     ]  # fmt: skip
     if not states:
-        parts.append(text(240, middle + 5, Both("rules of its own", "自有规则"), "axis"))
+        parts.append(text(240, middle + 5, Both("its own rule", "自有规则"), "axis"))
     for i, (name, shape) in enumerate(states):
         y = 54 + 34 * i
         parts.append(text(148, y, name, "t tstate name", "start") + text(334, y, str(list(shape)), "shape", "end"))
     if states:
-        parts.append(text(240, height - 4, Both("handed from token to token", "逐个 token 传递"), "axis"))
+        parts.append(text(240, height - 4, Both("passed from token to token", "逐个 token 传递"), "axis"))
     return drawing(480, height, parts, label, "cell short")

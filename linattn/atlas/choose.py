@@ -138,8 +138,8 @@ TEXT = (
         "选择你在意的方面。一种混合层的名次是它在所选各列中的平均排名；所选列中缺少实测的，排在齐全的之后。表中只有用本库实测过的内容。",
     ),
     Both(
-        "No row answers for a whole model: where recall matters and memory is scarce, measure a hybrid too.",
-        "任何一行都不能代替对整个模型的判断：若看重回忆而内存又紧张，也请实测混合模型。",
+        "The rank of a mixer does not predict a whole model: if recall matters and memory is scarce, measure a hybrid too.",
+        "单个混合层的名次不能代表整个模型：若看重回忆而内存又紧张，也请实测混合模型。",
     ),
 )
 CAPTION = Both(

@@ -1,7 +1,7 @@
 """Cost page: operations, bytes and time against length, as formulas in width, heads and length fitted to ``linattn.cost``.
 
 A mixer's cost is a polynomial in width and heads, fitted to a few calls of :func:`linattn.cost` and checked on further
-calls. Where it is no polynomial (ranks that a paper rounds), the page states the error.
+calls. If it is not a polynomial (ranks that a paper rounds), the page states the error.
 """
 
 from __future__ import annotations

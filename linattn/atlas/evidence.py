@@ -25,7 +25,7 @@ class Table:
     source: str
 
 
-NOTHING = Both("The results of this measurement were not there when the page was built.", "生成本页时没有找到这项测量的结果文件。")
+NOTHING = Both("No results of this measurement were found when the page was built.", "生成本页时没有找到这项测量的结果文件。")
 
 
 def table(found: Table | None) -> str:

@@ -77,7 +77,7 @@ FAMILY = {
         "State spaces", "状态空间", "A linear system with an input, a state and an output, discretised over tokens.", "有输入、状态与输出的线性系统，按 token 离散化。"
     ),
     "RWKV": _family(
-        "RWKV", "RWKV", "Token shift, a decay per channel, and a weight of its own for the present token; later versions erase.",
+        "RWKV", "RWKV", "Token shift, a decay per channel, and a separate weight for the current token; later versions erase.",
         "token shift、逐通道衰减，当前 token 另有权重；后来的版本还会擦除。",
     ),
     "recurrent networks": _family(

@@ -131,11 +131,11 @@ OF_CHANNELS = Both(
     "its output is linear in the values, but the channels of a value do not share one matrix per head",
     "它的输出对值是线性的，但一个值的各个通道并不共用每个头的同一个矩阵",
 )
-OWN_MIX = Both("its code mixes the tokens by an update of its own", "它的代码用自己的更新方式来混合 token")
+OWN_MIX = Both("its code mixes the tokens by its own update rule", "它的代码用自己的更新规则来混合 token")
 OWN_WEIGHTS = Both(
     "its code makes queries, keys and values, but weighs the values in a way of its own", "它的代码产生查询、键与值，但按自己的方式给值加权"
 )
-NOTHING_HANDED = Both("it hands nothing from token to token", "它不在 token 之间传递任何东西")
+NOTHING_HANDED = Both("it passes nothing from token to token", "它不在 token 之间传递任何东西")
 NO_STATE = Both(
     "it takes all tokens at once, so there is no state from token to token", "它一次读入全部 token，所以没有逐个 token 传递的状态"
 )

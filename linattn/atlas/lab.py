@@ -28,8 +28,8 @@ ENTRY = Entry(
     "lab.html",
     Both("Lab", "实验台"),
     Both(
-        "Type a sentence, pick a system, and step through its tokens: see what decays, what is erased, written and read.",
-        "输入一句话，选一种方法，一个 token 一个 token 地走：看每一步的衰减、擦除、写入与读出。",
+        "Type a sentence, choose a system and step through the tokens to see what decays, what is erased, written and read.",
+        "输入一句话，选一种方法，逐个 token 单步执行，看每一步的衰减、擦除、写入与读出。",
     ),
 )
 SIZE = 8  # of keys and values

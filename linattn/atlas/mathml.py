@@ -236,7 +236,7 @@ class _Parser:
             return part
         if part[0] == "\\" and part[1:] in FENCES:
             return FENCES[part[1:]]
-        raise self.wrong(f"{part!r} is no fence")
+        raise self.wrong(f"{part!r} is not a fence")
 
 
 _TABLES: tuple[tuple[dict[str, str], Callable[[str], str]], ...] = (

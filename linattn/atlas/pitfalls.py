@@ -84,7 +84,7 @@ def index() -> dict[str, object]:
     names = (sentence.SENTENCE, sentence.SENTENCE, 18)
     last = -1
     return sheets(
-        control("scale", Both("queries longer by", "查询放大"), [f"× {c:g}" for c in stops], 2),
+        control("scale", Both("queries scaled by", "查询放大"), [f"× {c:g}" for c in stops], 2),
         [
             sheet("wrong", Both("divided by Σ exp(qᵢ kᵢ)", "除以 Σ exp(qᵢ kᵢ)"), [causal(a) for a, _ in found], *names),
             sheet("right", Both("divided by Σ exp(qₜ kᵢ)", "除以 Σ exp(qₜ kᵢ)"), [causal(b) for _, b in found], *names),
@@ -105,7 +105,7 @@ def missing() -> dict[str, object]:
         whole = linattn.linear_attention(**{**made, **{n: x[None, :, None] for n, x in (("q", q), ("k", k), ("v", v))}})[0, :, 0]
         try:
             apart = distance((k.T * torch.ones(length, length).tril()) @ v, whole)
-            results.append(Both(f"runs, and is {apart:.0%} off", f"能跑，但差了 {apart:.0%}"))
+            results.append(Both(f"runs, but is off by {apart:.0%}", f"能跑，但差了 {apart:.0%}"))
         except RuntimeError:
             shape = f"[{lab.SIZE}, {length}] ⊙ [{length}, {length}]"
             results.append(Both(f"{shape}: the shapes do not fit", f"{shape}：形状对不上"))

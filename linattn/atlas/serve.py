@@ -61,7 +61,7 @@ def server(folder: Path, port: int = 8000) -> ThreadingHTTPServer:
     """
     root = folder.resolve()
     if not (root / "index.html").is_file():
-        raise ValueError(f"{folder} holds no atlas: linattn atlas build {folder} makes one")
+        raise ValueError(f"{folder} is not an atlas; build one with linattn atlas build {folder}")
     try:
         return ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, directory=str(root)))
     except OSError as error:

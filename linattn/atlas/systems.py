@@ -40,7 +40,7 @@ RULE = {
     "channel": Both("the state decays per channel of the key, by the token", "状态沿键的通道逐一衰减，由 token 决定"),
     "erase": Both("the state is erased under the key", "擦除状态在该键上的内容"),
     "scores": Both("all tokens are kept and compared", "保留全部 token，逐个比较"),
-    "other": Both("an update of its own", "自己的更新方式"),
+    "other": Both("its own update rule", "自己的更新规则"),
 }
 DIM, TOKENS = 512, 4096  # width and tokens of the cost sheet
 
@@ -145,7 +145,7 @@ def _claimed(seen: Inspection) -> Both:
     """Relation of the system to the recurrence and to its values, as measured on its code."""
     why = seen.missing["spec"]
     if seen.claim == "own":
-        return Both(f"This is not the one recurrence: {why.en}.", f"它不是那个统一的递推：{why.zh}。")
+        return Both(f"This is not a case of the library's recurrence: {why.en}.", f"它不是本库统一递推式的特例：{why.zh}。")
     distance = f"{seen.nonlinearity or 0:.0e}"
     return Both(
         f"This is not one run of the recurrence: {why.en}. Its output is linear in the values all the same "
@@ -155,7 +155,7 @@ def _claimed(seen: Inspection) -> Both:
 
 
 def _mask(seen: Inspection) -> str:
-    title = Both("Who reads whom", "谁读谁")
+    title = Both("Which token reads which", "哪个 token 读哪个")
     if seen.matrix is None:
         why = seen.missing["matrix"]
         return _section("mask", title, _note(Both(f"There is no such matrix: {why.en}.", f"没有这样的矩阵：{why.zh}。")))
@@ -189,7 +189,7 @@ def _state(seen: Inspection) -> str:
     title = Both("What it remembers", "它记住了什么")
     s = seen.states
     if s is None:
-        why = seen.missing.get("states", Both("it keeps no numbers", "它不保存数值"))
+        why = seen.missing.get("states", Both("it has no state", "它不保存数值"))
         return _section("state", title, _note(Both(f"There is no state to show: {why.en}.", f"没有可展示的状态：{why.zh}。")))
     shape = "×".join(map(str, s.shape))
     rows, cols = len(s.values[-1][0]), len(s.values[-1][0][0]) if s.values[-1][0] else 0

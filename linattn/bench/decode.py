@@ -18,6 +18,7 @@ from torch import Tensor
 
 from linattn.generate import captured, stream
 from linattn.generate.prefill import prefill
+from linattn.generate.sampling import greedy
 from linattn.state import State
 
 Row = dict[str, Any]
@@ -116,10 +117,6 @@ def step_ms(model: Any, state: State, steps: int) -> tuple[float, float, capture
         wait(device)
         times.append((time.perf_counter() - start) / steps)
     return statistics.median(times) * 1e3, made, step
-
-
-def greedy(logits: Tensor) -> Tensor:
-    return logits.argmax(-1)
 
 
 def per_token(run: Callable[[int], object], few: int, many: int, device: str) -> float:

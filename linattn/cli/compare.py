@@ -61,7 +61,8 @@ def compare(given: dict[str, Any], task: Annotated[str, typer.Option(metavar="|"
     report = run(options, progress=True)
     show(report)
     if sys.stdout.isatty():
-        print(f"\nto continue with one: linattn generate {shlex.quote(str(options.out / report['mixers'][-1]['model']))} --prompt 'def '")
+        model = shlex.quote(str(options.out / report["mixers"][-1]["model"]))
+        print(f"\nto generate text with one of them: linattn generate {model} --prompt 'def '")
     print(f"report: {options.out / 'report.html'}")
 
 

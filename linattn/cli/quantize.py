@@ -16,7 +16,7 @@ def quantize(
         Path, typer.Argument(help="A run of linattn train, one of its checkpoints, or what linattn.load reads.", show_default=False)
     ],
     to: Annotated[str, typer.Option(metavar="TYPE", help="int8, with a scale per output channel, or int4, in groups.")] = "int4",
-    group: Annotated[int, typer.Option(metavar="N", help="Neighbours that share a scale in int4: 32, 64 or 128.")] = 64,
+    group: Annotated[int, typer.Option(metavar="N", help="Adjacent weights that share a scale in int4: 32, 64 or 128.")] = 64,
     head: Annotated[str, typer.Option(metavar="TYPE", help="Type of the embedding and the head: int8 or int4.")] = "int8",
     calibrate: Annotated[
         list[Path] | None,

@@ -35,8 +35,8 @@ class CompareOptions:
 
     mixers: tuple[str, ...] = option(
         ("softmax", "softmax:conv_width=4", "gla", "mamba2", "gated_deltanet"),
-        "Names from `linattn list`, with options as in softmax:conv_width=4, or all. The first has the usual feed-forward; the others' "
-        "are as wide as equal parameters need.",
+        "Names from `linattn list`, with options as in softmax:conv_width=4, or all. The first has the usual feed-forward; the widths of "
+        "the others' give all models the same number of parameters.",
         "A,B,...",
         separated=True,
     )
@@ -48,7 +48,7 @@ class CompareOptions:
     layers: int = option(2, "Blocks of each model.", "L", least=1)
     contexts: tuple[int, ...] = option(
         (256, 512, 1024, 2048, 4096, 8192, 16384),
-        "Tokens before which prefill, decode and state are measured.",
+        "Context lengths, in tokens, at which prefill, decoding and state are measured.",
         "N,N,...",
         separated=True,
     )
@@ -85,11 +85,11 @@ class CompareOptions:
         for given in self.learning_rate:
             mixer, _, text = str(given).rpartition("=")
             if mixer and mixer not in found:
-                raise ValueError(f"learning_rate {given!r} names no mixer of this comparison: {', '.join(self.mixers)}")
+                raise ValueError(f"learning_rate must name mixers of this comparison ({', '.join(self.mixers)}), but names {given!r}")
             rate = _number(text)
             for name in [mixer] if mixer else self.mixers:
                 if not 0 < rate < math.inf or rate in found[name]:
-                    raise ValueError(f"learning_rate must be positive and finite rates, each once, but came as {list(self.learning_rate)}")
+                    raise ValueError(f"learning_rate must be different positive and finite rates, but came as {list(self.learning_rate)}")
                 found[name].append(rate)
         return {name: sorted(rates) for name, rates in found.items()}
 

@@ -116,8 +116,8 @@ class Split:
         self.learned = [kept for history in histories if len(kept := history[:-2] if len(history) >= LEAST else history) >= 2]
         if not self.asked or not self.learned:
             raise ValueError(
-                f"a log must have users with {LEAST} interactions, the last to be tested on, and some with 4 to learn from; "
-                f"the longest of {len(histories):,} histories has {max(map(len, histories))}"
+                f"a log must have users with at least {LEAST} interactions, whose last one is the test, and others to train on; "
+                f"the longest of its {len(histories):,} histories has {max(map(len, histories))}"
             )
 
     def parts(self, size: int = 512) -> Iterator[tuple[list[Tensor], Tensor]]:

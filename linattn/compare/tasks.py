@@ -78,7 +78,7 @@ class Task(Protocol):
     def facts(self) -> dict[str, Any]:
         """Description of the data: ``name``, ``sha256`` and further JSON values.
 
-        ``notes`` is a list of sentences for the user; ``references`` has figures of baselines that are no models, by name.
+        ``notes`` is a list of sentences for the user; ``references`` has figures of baselines that are not models, by name.
         """
 
     def mixers(self) -> list[str]:

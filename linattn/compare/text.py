@@ -224,7 +224,7 @@ def _measure(options: CompareOptions, models: dict[str, Trained], text: Corpus, 
         try:
             expected = expected_seconds(row["contexts"], context)
             if expected > options.patience:
-                raise LeftOut(f"expected to take up to {expected:.0f} s, and {options.patience:g} s are the most for one measurement")
+                raise LeftOut(f"expected to take up to {expected:.0f} s, above the limit of {options.patience:g} s for one measurement")
             row["contexts"].append(at_context(models[name].model, _some(text.validation, context)[None]))
         except LeftOut as reason:
             row["left_out"].append({"context": context, "reason": str(reason)})

@@ -102,7 +102,7 @@ class Split:
         self.test = [short[n] for i, n in enumerate(order) if i % TEST == 0][:ASKED]
         self.train = [short[n] for i, n in enumerate(order) if i % TEST]
         if not self.train:
-            raise ValueError(f"of {len(read.pairs):,} pairs {len(short)} are of at most {LONGEST} characters; at least 2 are wanted")
+            raise ValueError(f"at least 2 pairs of at most {LONGEST} characters are needed, but {len(short)} of {len(read.pairs):,} are")
         self.source, self.target = ({c: n for n, c in enumerate(sorted({c for pair in self.train for c in pair[i]}), 2)} for i in (0, 1))
         self.ratio = sum(len(target) for _, target in self.train) / sum(len(source) for source, _ in self.train)
 

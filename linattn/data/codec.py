@@ -80,7 +80,7 @@ class TokenizerCodec:
         try:
             content = Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is no tokenizer.json of the tokenizers package: {error}") from None
+            raise ValueError(f"{path} is not a tokenizer.json of the tokenizers package: {error}") from None
         self._set(content, str(path))
 
     @classmethod
@@ -97,7 +97,7 @@ class TokenizerCodec:
         try:
             self._tokenizer = Tokenizer.from_str(content)
         except Exception as error:  # the package raises bare exceptions
-            raise ValueError(f"{source} is no tokenizer.json of the tokenizers package: {error}") from None
+            raise ValueError(f"{source} is not a tokenizer.json of the tokenizers package: {error}") from None
         self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)  # not the number of tokens, because ids may have gaps
 
     def encode(self, text: str) -> list[int]:
@@ -126,7 +126,7 @@ def codec_of(folder: Path, vocab_size: int) -> Codec:
             if json.loads(settings.read_text(encoding="utf-8")).get(CODEC) == BYTES:
                 return ByteCodec()
         except (ValueError, AttributeError):
-            raise ValueError(f"{settings} is damaged: it is no JSON object") from None
+            raise ValueError(f"{settings} is damaged: it is not a JSON object") from None
     if (folder / TOKENIZER).is_file():
         return TokenizerCodec(folder / TOKENIZER)
     if vocab_size != ByteCodec.vocab_size:

@@ -49,7 +49,7 @@ def _lines(path: Path, field: str) -> Iterator[str]:
                 try:
                     content = json.loads(line)
                 except ValueError:
-                    raise ValueError(f"{path}, line {number}, is no JSON") from None
+                    raise ValueError(f"{path}, line {number}, is not JSON") from None
                 yield _text(content.get(field) if isinstance(content, dict) else None, f"{path}, line {number}", field)
 
 
@@ -59,10 +59,10 @@ def _parquet(path: Path, field: str) -> Iterator[str]:
     try:
         table = parquet.ParquetFile(path)
     except ArrowInvalid as error:
-        raise ValueError(f"{path} is damaged or no Parquet file: {error}") from None
+        raise ValueError(f"{path} is damaged or not a Parquet file: {error}") from None
     with table:
         if field not in table.schema_arrow.names:
-            raise ValueError(f"{path} has no column {field!r}, but {', '.join(table.schema_arrow.names)}: name it with --field")
+            raise ValueError(f"{path} has no column {field!r}, only {', '.join(table.schema_arrow.names)}: choose one with --field")
         number = 0
         for batch in table.iter_batches(ROWS, columns=[field]):
             for value in batch.column(0).to_pylist():

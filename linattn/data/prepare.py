@@ -44,8 +44,8 @@ def prepare(
         tokenizer: a Hugging Face ``tokenizer.json``; None: one token per byte.
         end: text of the one token that ends each document; None: documents have no end token. Their borders are stored in either case.
         field: key or column of the text.
-        validation: share of the documents that are held out, chosen by their number. If that is none of the first ones, of
-            about 4 MiB, the end of their text is held out: this share of it, as a document of its own.
+        validation: share of the documents to hold out, chosen by their number. If it selects none within the first
+            4 MiB or so, this share of the end of that text is held out as a separate document.
         shard_tokens: least tokens of a shard, which ends with the document that reaches them.
         progress: called with the number of documents and of tokens so far.
 
@@ -83,7 +83,7 @@ def prepare(
         index = {**_index(aside, codec, dtype, writers), "end": end}
         if lacking := [split for split in SPLITS if not writers[split].total]:
             raise ValueError(
-                f"no text is left for {lacking[0]} (documents: {count:,}): give more text, or another validation than {validation}"
+                f"no text is left for {lacking[0]} (documents: {count:,}): give more text, or change validation = {validation}"
                 if count
                 else f"inputs hold no text: {', '.join(map(str, paths[:5]))}"
             )

@@ -95,7 +95,7 @@ def prepared(folder: str | os.PathLike[str]) -> Prepared:
     """
     folder = Path(folder)
     if not (folder / INDEX).is_file():
-        raise FileNotFoundError(f"{folder} has no {INDEX}: it is no folder of linattn data prepare")
+        raise FileNotFoundError(f"{folder} has no {INDEX}: linattn data prepare did not write it")
     index = read_json(folder / INDEX)
     with content_of(folder / INDEX):
         if index["format"] != FORMAT or index.pop("sha256") != (sha256 := digest_of(index)):
@@ -135,7 +135,7 @@ def _split(folder: Path, shards: list[dict[str, Any]], dtype: np.dtype) -> Shard
 
 def _map(folder: Path, name: str, dtype: np.dtype, count: int) -> np.ndarray:
     if Path(name).name != name:
-        raise ValueError(f"{name!r} is no name of a file in it")
+        raise ValueError(f"{name!r} is not the name of a file in the folder")
     if not (folder / name).is_file() or (size := (folder / name).stat().st_size) != count * dtype.itemsize:
         raise ValueError(f"{name} is missing or not {count * dtype.itemsize:,} bytes" if count else f"{name} has {size} bytes")
     return np.memmap(folder / name, dtype=dtype, mode="r") if count else np.zeros(0, dtype)

@@ -61,7 +61,7 @@ def prepare(folder: Path, options: ConvertOptions, same: dict[str, Any]) -> None
     path = folder / CONVERT
     if not path.is_file():
         if not empty(folder):
-            raise ValueError(f"{folder} already exists and holds no conversion: choose another folder with --out")
+            raise ValueError(f"{folder} already exists and is not a conversion: choose another folder with --out")
         asked = {**asdict(options), "out": None, "resume": False, "text": [os.path.abspath(p) for p in options.text]}
         for name in ("tokenizer", "start"):
             asked[name] = asked[name] and os.path.abspath(asked[name])

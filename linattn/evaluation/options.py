@@ -36,7 +36,7 @@ class EvaluateOptions:
         ValueError: for values out of range, naming the field.
     """
 
-    teacher: Path | None = option(None, "Model to compare with; it must have the same tokens.", "FOLDER")
+    teacher: Path | None = option(None, "Model to compare with; it must have the same tokenizer.", "FOLDER")
     text: tuple[str | Path, ...] = option(
         (), "Held-out UTF-8 text or a quoted pattern; may be given again.", "FILES", shown="the source of Python's standard library"
     )
@@ -63,4 +63,4 @@ class EvaluateOptions:
         if short := [length for length in self.lengths if length < 1]:
             raise ValueError(f"lengths must be at least 1 token, but have {short[0]}")
         if self.lm_eval_tasks is not None and not self.lm_eval_tasks.is_dir():
-            raise ValueError(f"lm_eval_tasks must be a folder, but {self.lm_eval_tasks} is none")
+            raise ValueError(f"lm_eval_tasks must be a folder, but {self.lm_eval_tasks} is not one")

@@ -40,8 +40,8 @@ def equal_sizes(mixers: Sequence[str], target: int, count: Callable[[str, int], 
     if most - least > TOLERANCE * least:
         figures = ", ".join(f"{name} {s.parameters:,} (feed-forward width {s.ffn_dim:,})" for name, s in sizes.items())
         raise Unequal(
-            f"these mixers can't have equally many parameters at this width: {figures}; "
-            f"at most {TOLERANCE:.0%} apart were wanted. Compare fewer mixers, or begin the list with the largest"
+            f"the parameter counts of these mixers cannot be matched within {TOLERANCE:.0%} at this width: {figures}; "
+            "compare fewer mixers, or begin the list with the largest"
         )
     return sizes
 

@@ -128,7 +128,7 @@ def _next(results: Any, workers: list[Any], start: Callable[[], Any]) -> Finishe
         except queue.Empty:
             ended = [worker.exitcode for worker in workers if worker.exitcode]
             if ended:
-                raise RuntimeError(f"a process that did runs ended with exit code {ended[0]}: out of memory?") from None
+                raise RuntimeError(f"a worker process ended with exit code {ended[0]}: out of memory?") from None
 
 
 def _serve(measure: Callable, tasks: Any, results: Any, together: int) -> None:

@@ -59,7 +59,7 @@ class Experts(Mixture):
             raise ValueError(f"scores must be one of {', '.join(map(repr, SCORES))}, but came as {scores!r}")
         at_least(0, shared=shared)
         if shared_gate and not shared:
-            raise ValueError("shared_gate weighs a shared expert, but shared is 0")
+            raise ValueError("shared_gate needs a shared expert, but shared is 0")
         hidden = -(-8 * dim // 96) * 32 if hidden is None else hidden
         self.active, self.scores, self.renormalize, self.scale = active, scores, renormalize, scale
         if scores == "sigmoid":

@@ -23,8 +23,8 @@ def spread(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Modul
     ``DistributedDataParallel`` is set to ignore the experts. :func:`gathered` makes a whole ``state_dict`` again.
 
     Raises:
-        ValueError: where there are no mixtures, for one that is spread already, and for a number of experts that the number of
-            processes does not divide.
+        ValueError: if there are no mixtures, if one is spread already, and if the number of processes does not divide the
+            number of experts.
     """
     share, ignored = Share(group), []
     found = _mixtures(model)

@@ -28,6 +28,7 @@ from linattn.state.identity import adapters, sums_of_bits
 
 Choose = Callable[[Tensor], Tensor]  # logits [B, V] -> tokens [B]
 FROM = {"cuda": 16, "cpu": 64}  # fewest tokens for which a step is captured
+LONG = 256  # fewest tokens for which weights and states move to huge pages on a CPU: 5 ms each of 2 MB in a virtual machine
 UNTRACEABLE = (RuntimeError, NotImplementedError, TypeError, ValueError)  # errors of a step that cannot be traced
 COMPILES = True  # compiles the small operations between kernels on a GPU
 KEPT = 4  # steps kept for one model while their states are small
@@ -61,9 +62,9 @@ def refusal(model: nn.Module) -> str | None:
     """Reason why steps of ``model``, its head included, cannot be captured for any state; None if they can."""
     device = next(model.parameters()).device.type
     if device not in FROM:
-        return f"steps are captured on CUDA and on a CPU, and this is {device}"
+        return f"steps are captured on CUDA and CPU devices, and this is {device}"
     if torch.is_autocast_enabled(device):
-        return "autocast is on, and a captured step keeps the dtypes that it was made with"
+        return "autocast is on, but a captured step has fixed dtypes"
     for name, module in model.named_modules():
         if hooked(module):
             return f"{name or 'the model'} has hooks or a replaced forward, which a captured step does not call"
@@ -82,7 +83,10 @@ def step_of(model: nn.Module, head: nn.Module, state: State, tokens: int) -> Ste
     shares. For growing states it has cache capacity for all or some of these tokens.
     """
     with _making:
-        return _kept_or_new(model, head, state, tokens)
+        step = _kept_or_new(model, head, state, tokens)
+        if isinstance(step, Step) and tokens >= LONG:
+            step.enlarge()
+        return step
 
 
 def _kept_or_new(model: nn.Module, head: nn.Module, state: State, tokens: int) -> Step | str:
@@ -202,6 +206,11 @@ class Step:
     def current(self) -> bool:
         """True if the weights that constants were computed from are unchanged; writes through ``data`` are not detected."""
         return self._sums == sums_of_bits(self._computed)
+
+    def enlarge(self) -> None:
+        """Move weights and buffers to huge pages on a CPU, for a step that runs often."""
+        if self._program is not None:
+            self._program.enlarge()
 
     @property
     def busy(self) -> bool:

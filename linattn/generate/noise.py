@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linattn.generate.sampling import drawn
+from linattn.generate.sampling import drawn, greedy
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Rule:
     def tokens(self, logits: Tensor, noise: Tensor | None) -> Tensor:
         """Tokens [n] int64 of ``logits`` [n, V]; ``noise`` [n, V], None for greedy decoding."""
         if self.probabilities is None or noise is None:
-            return logits.argmax(-1)
+            return greedy(logits)
         return drawn(self.probabilities(logits), noise)
 
 

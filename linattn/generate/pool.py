@@ -324,7 +324,7 @@ class Pool:
 
     def _check_queue(self) -> None:
         if self.waiting >= self._queue + self.free:
-            raise PoolFullError(f"{self.waiting} requests wait already and queue={self._queue}: submit again when some have ended")
+            raise PoolFullError(f"the queue is full ({self.waiting} requests wait, queue={self._queue}): submit again when some have ended")
 
     def _check_state(self, state: State | None, tokens: int) -> None:
         if state is not None and not isinstance(state, State):
@@ -333,7 +333,7 @@ class Pool:
             raise ValueError("state must be one row of a state of this pool's model, but its tensors or their shapes differ")
         total = tokens + (0 if state is None or not self._rows.growing else int(state.position))
         if self._rows.growing and total > self._context:
-            raise ValueError(f"ids and max_new_tokens are {total} tokens, but a layer keeps every token and context={self._context}")
+            raise ValueError(f"ids and max_new_tokens make {total} tokens, but a layer keeps every token and context is {self._context}")
 
 
 def _is_request(request: Any) -> Request:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, fx
 from linattn.generate.fusion import Node
 from linattn.ops import one_query, recurrence
 from linattn.ops.convolution_step import step_
-from linattn.ops.cpu import convolution_step, library, linear_attention, small_operations
+from linattn.ops.cpu import convolution_step, library, linear_attention, pages, small_operations
 from linattn.ops.cpu import linears as cpu
 from linattn.ops.cpu.small_operations import Small
 from linattn.ops.linears import linears
@@ -52,10 +53,17 @@ class Program:
                 case "output":
                     self.outputs: list[Tensor] = list(args[0])
         self.steps = _joined(self.steps)
+        self._runs = _sequences(self.steps)
+        self._read = [*self._constants.values(), *inputs]
 
     def __call__(self) -> None:
-        for step in self.steps:
-            step()
+        for run in self._runs:
+            run()
+
+    def enlarge(self) -> None:
+        """Move weights and inputs to huge pages, which takes as long as hundreds of runs gain; later calls do nothing."""
+        pages.enlarge(self._read)
+        self._read = []
 
     def _bind(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run an operation, append the call that repeats it, and return its result."""
@@ -172,6 +180,15 @@ def _joined(steps: Sequence[Step | Small]) -> list[Step]:
         found += [*_run_of(waiting), step]
         waiting = []
     return [*found, *_run_of(waiting)]
+
+
+def _sequences(steps: Sequence[Step]) -> list[Step]:
+    """Calls of ``steps`` in order, of which one runs all neighbouring kernels."""
+    runs: list[Step] = []
+    for native, some in groupby(steps, lambda step: isinstance(step, library.Bound)):
+        calls: list[Any] = list(some)
+        runs += [library.sequence(calls)] if native else calls
+    return runs
 
 
 def _run_of(waiting: Sequence[Small]) -> list[Step]:

@@ -18,7 +18,7 @@ from linattn.generate import captured
 from linattn.generate.packing import ALIGNED, Packed, Packing
 from linattn.generate.pending import Pending
 from linattn.generate.request import Prompt, Request
-from linattn.generate.sampling import sample
+from linattn.generate.sampling import greedy, sample
 from linattn.state import State
 
 ROWS = 16  # largest number of rows of a batch of short pieces
@@ -151,7 +151,7 @@ class FirstTokens:
             pairs = [(p, r, own) for p, own in zip(prompts, logits, strict=True) for r in p.requests]
             drawn = [(prompt, request, sample(own, request.sampling, request.generator)) for prompt, request, own in pairs]
         else:
-            best = torch.cat(list(logits)).argmax(-1).split(1) if logits else ()
+            best = greedy(torch.cat(list(logits))).split(1) if logits else ()
             drawn = [(p, request, token) for p, token in zip(prompts, best, strict=True) for request in p.requests]
         empty = torch.empty(0, dtype=torch.int64, device=device)
         self._pending = Pending(drawn, torch.cat([empty, *(token for *_, token in drawn)]))

@@ -23,6 +23,7 @@ from linattn.generate.capacity import TAKEN
 from linattn.generate.captured import Choice, Step
 from linattn.generate.deferral import Deferral
 from linattn.generate.packing import Packed, Packing
+from linattn.generate.sampling import greedy
 from linattn.models.memory import require
 from linattn.state import State
 
@@ -206,9 +207,10 @@ class Rows:
 
         def choose(now: Tensor) -> Tensor:
             logits[:] = [now]  # on a GPU the graph's own memory, which every replay overwrites
-            return now.argmax(-1)
+            return greedy(now)
 
         step.start(Choice(choose, "pool"))
+        step.enlarge()
 
         def run() -> Tensor:
             step.run()
@@ -226,7 +228,7 @@ def _written(model: Any, views: State, tokens: Tensor) -> Tensor:
     for old, new in zip(views.layers, state.layers, strict=True):
         for name, t in old.items():
             t.copy_(new[name])
-    tokens.copy_(logits.argmax(-1))
+    tokens.copy_(greedy(logits))
     return logits
 
 

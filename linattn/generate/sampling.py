@@ -84,8 +84,13 @@ def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator | None
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator or None, but came as {described(generator)}")
     if sampling.temperature == 0:
-        return logits.argmax(-1)
+        return greedy(logits)
     return draw(_probabilities(logits, sampling), generator)
+
+
+def greedy(logits: Tensor) -> Tensor:
+    """Most likely tokens [...] int64 of ``logits`` [..., V], the first ones of equal ones."""
+    return logits.argmax(-1) if logits.is_cuda else logits.max(-1).indices  # in bfloat16 argmax takes four times as long on a CPU
 
 
 def sample_rows(logits: Tensor, rows: Sequence[tuple[Sampling, torch.Generator]], out: Tensor) -> None:

@@ -16,6 +16,7 @@ from linattn.generate.drafter import Source
 from linattn.generate.noise import Rule, noise_of
 from linattn.generate.pace import LENGTHS, Pace, Share
 from linattn.generate.prefill import Tell, prefill
+from linattn.generate.sampling import greedy
 from linattn.generate.tokens import Tokens
 from linattn.generate.verify import Chunk, accepted
 from linattn.generate.verify_graph import LONGEST, Verification, of_step
@@ -50,7 +51,7 @@ class Speculated(Tokens):
         self._base: tuple[State, int] | None = None  # a state of all rows, with the number of new tokens of each row
         self._kept: Step | None = None  # a captured step that this generation has used
         self._graphs = verify_graph.refusal(model.model) is None
-        self._several = verify_graph.greedy
+        self._several = greedy
         self._promising = False  # whether the last request gave a draft
         if self._graphs:
             self._pace.expect(LAYER * len(model.model.layers))

@@ -98,7 +98,7 @@ def language_model(name: str, model: Any) -> Any:
 
 
 def check_draft(draft: Any, model: Any) -> None:
-    """Raise TypeError or ValueError if ``draft`` is no language model of the vocabulary and on the device of ``model``."""
+    """Raise TypeError or ValueError unless ``draft`` is a language model with the vocabulary and device of ``model``."""
     ours, theirs = model.lm_head.out_features, language_model("draft", draft).lm_head.out_features
     if ours != theirs:
         raise ValueError(f"draft must have the vocabulary of model, {ours} tokens, but came with {theirs}")

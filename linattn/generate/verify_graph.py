@@ -10,15 +10,11 @@ from torch import Tensor, nn
 
 from linattn.generate import capacity
 from linattn.generate.captured import UNTRACEABLE, Choose, Graph, Step
+from linattn.generate.sampling import greedy
 from linattn.generate.verify import recorded_inputs
 from linattn.state import State
 
 LONGEST = (4, 8, 16, 32)  # tokens of each row that a graph reads, drafts and the token before them
-
-
-def greedy(logits: Tensor) -> Tensor:
-    """Most likely tokens [B, T] of ``logits`` [B, T, V]."""
-    return logits.argmax(-1)
 
 
 class Verification:
@@ -100,7 +96,7 @@ def of_step(model: Any, head: nn.Module, step: Step, longest: int, stops: Sequen
 def refusal(model: Any) -> str | None:
     """Reason why verifications of ``model`` are not captured; None if they are."""
     if not next(model.parameters()).is_cuda:
-        return "a call on a CPU costs little beside its work"
+        return "launch overhead on a CPU is small"
     if any(capacity.slots_of(model)):
         return "its states have a slot for each token"
     return None

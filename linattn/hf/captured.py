@@ -33,7 +33,7 @@ def refusal(
 ) -> str | None:
     """Reason why transformers' loop must generate; None if a captured step can."""
     if hooked(model):
-        return "the model has hooks or a replaced forward, which that loop calls for every token"
+        return "the model has hooks or a replaced forward, which must run for every token"
     if other := [type(p).__name__ for p in processors if type(p) not in _WARPERS]:
         return f"{', '.join(other)} may read earlier tokens"
     if other := [type(c).__name__ for c in criteria if type(c) not in _KNOWN_CRITERIA]:
@@ -42,7 +42,7 @@ def refusal(
         return "there is no cache"
     if wanted := [name for name in _RECORDS if config.return_dict_in_generate and getattr(config, name)]:
         return f"{', '.join(wanted)} is requested for every token"
-    return "several processes wait for each other" if synced else None
+    return "several processes generate in lockstep" if synced else None
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class Weights:
             try:
                 opened = stack.enter_context(safe_open(path, framework="pt"))
             except SafetensorError as error:
-                raise ValueError(f"{path} is damaged, cut short or no safetensors file: {error}") from None
+                raise ValueError(f"{path} is damaged, truncated or not a safetensors file: {error}") from None
             if problem := damage(path, opened.metadata()):
                 raise ValueError(f"{path} {problem}")
             there = set(opened.keys())
@@ -169,7 +169,7 @@ def _files(folder: Path, variant: str | None) -> dict[str, set[str] | None]:
         pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
         if pickles:
             raise ValueError(
-                f"{folder} has its weights in {listed(pickles)}: a pickle can run code when read, so only safetensors files are. "
+                f"{folder} has its weights in {listed(pickles)}: a pickle can run code when read, so only safetensors files are accepted. "
                 "Convert it once where you trust it, by transformers' save_pretrained"
             )
         raise FileNotFoundError(f"{folder} has neither {weights} nor {index}")

@@ -84,7 +84,7 @@ class LinattnPreTrainedModel(Answers, PreTrainedModel):
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """Load as transformers does, from safetensors files alone: a pickle can run code when it is read."""
         if kwargs.get("use_safetensors") is False:
-            raise ValueError("use_safetensors must be True: a pickle can run code when it is read, and none is")
+            raise ValueError("use_safetensors must be True: a pickle can run code when it is read, so none is accepted")
         return super().from_pretrained(*args, **{**kwargs, "use_safetensors": True})
 
     def save_pretrained(self, save_directory: str | os.PathLike, is_main_process: bool = True, *args: Any, **kwargs: Any) -> Any:

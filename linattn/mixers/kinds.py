@@ -185,7 +185,7 @@ def create_bidirectional(name: str, *, dim: int, **options: Any) -> Mixer:
     """
     known = registry.info(name)
     if known.kind != "grid" and not known.bidirectional:
-        raise ValueError(f"{name} must let a token read all others, but it is a causal mixer" if known.kind == "sequence" else
+        raise ValueError(f"{name} must be a bidirectional mixer, but it is causal" if known.kind == "sequence" else
                          f"{name} must be a mixer of a sequence or a grid, but it is of the kind {known.kind}")  # fmt: skip
     return registry.create(name, dim=dim, **({"causal": False} if "causal" in known.options else {}) | options)
 

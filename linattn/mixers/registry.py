@@ -180,8 +180,8 @@ def create(name: str, *, dim: int, **options: Any) -> Mixer:
     If torch's default dtype is half precision, all parameters but ``keep_float32`` have it.
 
     Raises:
-        ValueError: for a name that is not registered, for values of another type than the option has, and for sizes that are none or
-            do not divide.
+        ValueError: for a name that is not registered, for values of a wrong type, and for sizes below 1 or that do not
+            divide.
         TypeError: for an option that the mixer does not have.
     """
     known = info(name)

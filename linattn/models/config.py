@@ -146,7 +146,7 @@ class LMConfig(StackConfig):
             raise ValueError(f"residual_scales must be empty if block is 'reversible', but came as {self.residual_scales!r}")
         for name in pattern.parse(self.ffn, "ffn"):
             if mixers.info(name).cls.adds_loss:
-                raise ValueError(f"ffn: {name!r} adds to the loss, which block = 'reversible' runs without a graph")
+                raise ValueError(f"ffn: {name!r} adds a term to the loss, which block = 'reversible' cannot differentiate")
         for name in names:
             if mixers.info(name).cls.shares:
                 raise ValueError(f"mixer: {name!r} passes a tensor on from layer to layer, which block = 'reversible' cannot do")

@@ -86,7 +86,7 @@ def require(nbytes: int, what: str) -> None:
     """
     there = available()
     if there is not None and nbytes > there:
-        raise ValueError(f"{what} take at least {_in_units(nbytes)} of memory, but there are {_in_units(there)}")
+        raise ValueError(f"{what} need at least {_in_units(nbytes)} of memory, but there are {_in_units(there)}")
 
 
 def available() -> int | None:

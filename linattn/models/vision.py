@@ -236,5 +236,7 @@ def _fold(norm: nn.Module | None, reader: nn.Module, call: Callable[[Tensor], Te
         if isinstance(linear := getattr(reader, name, None), nn.Linear):
             setattr(reader, name, folded(cast(PRepBN, norm), linear))
     if not torch.allclose(call(x), wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().amax())):
-        raise ValueError(f"{type(reader).__name__} has more before it mixes than linear maps that a norm could be folded into")
+        raise ValueError(
+            f"{type(reader).__name__} must apply only linear maps before it mixes tokens, so that a norm can be folded into them"
+        )
     return nn.Identity()

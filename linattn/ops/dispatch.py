@@ -59,7 +59,7 @@ def refusal(name: str, asked: bool, x: Tensor, kernels: Callable[[str], Any], ca
     if name == "torch":
         return None
     if name == "reference":
-        return definition_refusal(asked) if defined else "the definition is written in operations of torch"
+        return definition_refusal(asked) if defined else "the definition is written in PyTorch operations"
     if name == "triton" and (reason := gpu_refusal(x, asked)) is not None:
         return reason
     refused: str | None = kernels(name).refusal(*call)

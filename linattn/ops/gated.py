@@ -28,7 +28,7 @@ def gated(gate: Tensor, x: Tensor, *, swish: bool = True) -> Tensor:
 
 def _refusal(name: str, asked: bool, gate: Tensor, x: Tensor) -> str | None:
     if name in KERNELS and torch.compiler.is_compiling():
-        return "a compiler fuses the gate with its neighbours"
+        return "a compiler fuses the gate with adjacent operations"
     return dispatch.refusal(name, asked, x, KERNELS.__getitem__, (gate, x))
 
 

@@ -85,7 +85,7 @@ def _known(device: torch.device, asked: bool) -> Card | str:
     if device.type == "cpu":
         return INTERPRETER
     if INTERPRETED:
-        return "TRITON_INTERPRET=1 is set, with which kernels run only on a CPU"
+        return "TRITON_INTERPRET=1 is set, so kernels run on a CPU only"
     return _nvidia(device)
 
 

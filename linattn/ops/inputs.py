@@ -161,7 +161,7 @@ class Inputs:
         if form == "parallel":
             return "it has no quadratic form"
         if not self.causal:
-            return "without causality one matrix product is the whole work"
+            return "without causality the whole call is one matrix product"
         if self.v.shape[1] == 0 or self.rows == 0 or self.v.shape[0] == 0:
             return "there are no tokens"
         return None

@@ -15,4 +15,4 @@ def dense(t: Tensor) -> Tensor:
 
 def turned(*tensors: Tensor | None) -> str | None:
     """Reason why a kernel that reads raw memory does not take ``tensors``, or None."""
-    return "a tensor is a negative view of another" if any(t is not None and t.is_neg() for t in tensors) else None
+    return "a tensor is a negated view of another" if any(t is not None and t.is_neg() for t in tensors) else None

@@ -84,9 +84,9 @@ def _load(name: str) -> ModuleType:
 def _refusal(name: str, asked: bool, x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.dtype) -> str | None:
     if name in KERNELS and torch.compiler.is_compiling():
         if name == "cpu" or weight is not None or gate is not None or tracing.foreign(x):
-            return "a compiler fuses the norm with its neighbours"
+            return "a compiler fuses the norm with adjacent operations"
     elif name == "triton" and tracing.traced(x, weight, gate):
-        return "tracing is active, which must see operations of torch"
+        return "tracing is active, which needs PyTorch operations"
     return dispatch.refusal(name, asked, x, KERNELS.__getitem__, (x, weight, gate, dtype))
 
 

@@ -69,7 +69,7 @@ def _refusal(
     if sharding.active() is not None or tracing.foreign(x, weight, bias, before) or not x.numel():
         return "the short convolution and the norms run one after the other"
     if tracing.traced(x) and not torch.compiler.is_compiling():
-        return "tracing is active, which must see operations of torch"
+        return "tracing is active, which needs PyTorch operations"
     return _load().unit_refusal(x, weight, sizes, head)
 
 

@@ -51,7 +51,7 @@ def refusal(module: Mixer, options: dict[str, Any], count: int) -> str | None:
         return "its heads are not independent"
     for name, value in _counts(module, options).items():
         if value % count:
-            return f"its {value} {name} are no multiple of {count}"
+            return f"its {value} {name} are not a multiple of {count}"
     return None
 
 

@@ -29,7 +29,7 @@ SHARED = {
     "the source of Python's standard library": "Python 标准库的源代码",
     "there was not enough memory": "内存不足",
     "expected to take up to {} s": "预计最多需要 {} 秒",
-    "and {} s are the most for one measurement": "而一次测量最多 {} 秒",
+    "above the limit of {} s for one measurement": "超过一次测量 {} 秒的上限",
     "Command": "命令",
     "Machine": "机器",
     "Machine {}": "机器 {}",

@@ -230,9 +230,10 @@ STUDY_PAGES = {  # questions, notes and plots of the studies, sentence by senten
     "A loss that is not finite in one of the seeds is shown as –.": "某个种子的损失不是有限值时记为 –。",
     "A reset also loses the few bytes just before it.": "重置也丢掉紧挨其前的几个字节。",
     "The row of a small window, which sees little else, shows what they save.": "小窗口几乎只看得到这些字节，它的那一行说明它们省下多少。",
-    "{} layers of width {} have more parameters than the others with any feed-forward": "{} 层、宽度 {} 时，无论前馈层多宽，参数都比其他模型多",
+    "{} layers of width {} have more parameters than the other models": "{} 层、宽度 {} 时，参数比其他模型多",
     "the validation text has {} bytes": "验证文本有 {} 字节",
-    "and {} were to be read": "而需要读 {} 字节",
+    "however small the feed-forward": "前馈层再小也是如此",
+    "but {} are needed": "但需要 {} 字节",
     "it writes no pairs of keys and values into one matrix": "它不把键值对写入一个矩阵",
     "Some of the layers are softmax, the others a mixer with a state of fixed size; all models have equally many parameters.":
         "一部分层是 softmax，其余是状态大小固定的混合层；各模型参数量相同。",

@@ -31,7 +31,7 @@ class Folder:
         if path.exists() and not path.is_dir():
             raise ValueError(f"--out must be a folder, but {path} is a file")
         if not empty(path) and self.load() is None:
-            raise ValueError(f"--out {path} holds files that are no linattn report; name an empty or a new folder")
+            raise ValueError(f"--out {path} holds files that are not part of a linattn report; name an empty or a new folder")
         if self.models.is_symlink():
             raise ValueError(f"{self.models} is a link; its target is not touched. Remove the link or name another --out")
 

@@ -7,7 +7,7 @@ n - K linear relations of their keys, and random ones do not. Any K pairs with i
 * additive: S = Σ kᵀ v returns v_i + Σ_j (k_i · k_j) v_j: exact only for orthonormal keys, for random ones with an error of √((n-1)/K).
 * decayed: the same with a factor α per step on older pairs: exact only for the last.
 * delta with β = 1: each step makes the last pair exact. One pass over orthonormal keys returns all K; over random ones it is Kaczmarz's
-iteration, which converges over passes to the state that returns all K.
+  iteration, which converges over passes to the state that returns all K.
 """
 
 from __future__ import annotations

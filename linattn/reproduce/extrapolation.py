@@ -1,9 +1,9 @@
 """Extrapolation: a byte language model trained on short texts reads one 32 times as long.
 
-Every model reads the same held-out text twice. Once it carries its state (softmax: its cache) from the first byte to the
-last. Once it forgets everything at the border of each segment, a segment being as long as a text of the training. What it
-needs for the bytes at a position, in bits, tells whether it stands lengths it has not seen; the difference of the two, on
-the same bytes, whether what it carries along from beyond a training text is of use or in the way.
+Every model reads the same held-out text twice: once with its state (softmax: its cache) carried from the first byte to the
+last, and once with the state reset at the border of each segment, a segment being as long as a training text. The bits per
+byte at a position show whether the model extrapolates to unseen lengths; the difference between the two, on the same bytes,
+shows whether the state from beyond a training text helps or harms.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def runs(settings: Settings, _done: Done) -> list[Run]:
 def measure(run: Run) -> Result:
     """Train and test a model: ``carried`` and ``fresh`` bits per byte between consecutive positions of ``borders``."""
     if run["ffn_dim"] is None:
-        raise LeftOut(f"{run['layers']} layers of width {run['dim']} have more parameters than the others with any feed-forward")
+        size = f"{run['layers']} layers of width {run['dim']}"
+        raise LeftOut(f"{size} have more parameters than the other models, however small the feed-forward")
     ids = _texts(corpus().validation, run["length"], run["sequences"]).to(run["device"])
     model, bits_per_byte = on_text(Stack.of(run["mixer"]), run)
     edges = borders(run["context"], run["length"])
@@ -110,7 +111,7 @@ def _texts(text: np.ndarray, length: int, count: int) -> Tensor:
     """``count`` evenly spaced texts of ``length`` from ``text`` [n], without overlap: [count, length] int64."""
     whole = len(text) // length
     if whole < 1:
-        raise LeftOut(f"the validation text has {len(text):,} bytes, and {length:,} were to be read")
+        raise LeftOut(f"the validation text has {len(text):,} bytes, but {length:,} are needed")
     picked = np.unique(np.linspace(0, whole - 1, min(count, whole)).round().astype(int))
     return torch.from_numpy(text[: whole * length].reshape(whole, length)[picked].astype(np.int64))
 

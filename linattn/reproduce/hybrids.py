@@ -95,7 +95,7 @@ def stack(mixer: str, part: str, layers: int) -> Stack:
     """The variant ``mixer`` with a share of softmax."""
     variant = variants.parse(mixer)
     if variant.name == "softmax":
-        raise ValueError(f"mixers must be other ones than softmax, which they are mixed with, but came as {mixer!r}")
+        raise ValueError(f"mixers must not be softmax, which every hybrid has already, but came as {mixer!r}")
     layered = pattern(variant.name, Fraction(part), layers)
     return Stack(layered, {variant.name: variant.options} if variant.options and part != "1" else {})
 

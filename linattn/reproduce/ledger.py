@@ -141,7 +141,7 @@ def _check(report: dict) -> None:
     for entry in report["runs"]:
         _of_kinds(entry, _RUN_KINDS, "a run")
         if not 0 <= entry["machine"] < len(report["machines"]):
-            raise ValueError(f"a run is of machine {entry['machine']} of {len(report['machines'])}")
+            raise ValueError(f"a run names machine {entry['machine']}, but there are {len(report['machines'])}")
     for one in report["machines"]:
         _of_kinds(one, {}, "a machine")
 

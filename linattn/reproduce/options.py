@@ -37,7 +37,7 @@ class ReproduceOptions:
     out: Path | None = option(
         None, "Folder of the report; runs that it already holds are not repeated.", "DIR", shown="runs/reproduce/STUDY"
     )
-    minutes: float | None = option(None, "Begin no run after so many minutes; the same command continues.", "M")
+    minutes: float | None = option(None, "Start no further run after M minutes; the same command continues the study.", "M")
 
     def __post_init__(self) -> None:
         if self.study not in STUDIES:

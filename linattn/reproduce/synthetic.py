@@ -28,7 +28,7 @@ class Recipe:
         batch_size: examples of a step.
         learning_rate: its peak.
         weight_decay: of matrices; not of norms, biases and time constants.
-        enough: a mean loss of an epoch below which there are no more.
+        enough: training stops after an epoch with a mean loss below this.
     """
 
     epochs: int

@@ -63,7 +63,7 @@ def everyone() -> tuple[str, ...]:
 
 
 def label(mixer: str) -> str:
-    """Label of ``mixer`` in plots and tables; the name itself if it is no mixer, since a study may compare more than mixers."""
+    """Label of ``mixer`` in plots and tables; the name itself if it is not a mixer, since a study may compare other things too."""
     try:
         return parse(mixer).label
     except ValueError:
@@ -80,7 +80,7 @@ def parse(text: str) -> Variant:
     name, *pairs = (part.strip() for part in text.split(":"))
     known = mixers.info(name)
     if known.kind != "sequence" or not known.causal:
-        raise ValueError(f"mixers must be causal sequence mixers, but {name!r} is none")
+        raise ValueError(f"mixers must be causal sequence mixers, but {name!r} is not one")
     options: dict[str, Any] = {}
     wanted = _parameters(known.cls)
     has = [option for option in wanted if option != "dim"]

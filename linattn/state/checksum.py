@@ -91,5 +91,5 @@ def _header_size(size: bytes, path: Path) -> int:
     """Bytes of the header behind the first eight, which hold its size."""
     count = int.from_bytes(size, "little")
     if len(size) < 8 or count > min(_LONGEST, os.path.getsize(path)):
-        raise ValueError(f"{path} is cut short or no safetensors file")
+        raise ValueError(f"{path} is truncated or not a safetensors file")
     return count

@@ -40,7 +40,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged, cut short or no JSON: {error}") from None
+        raise ValueError(f"{path} is damaged, truncated or not JSON: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object, but holds a {type(content).__name__}")
     return content

@@ -181,7 +181,7 @@ class State:
                 layers = _checked(file, model, description)
                 return cls({name: file.get_tensor(_key(i, name)).to(device, copy=True) for name in names} for i, names in enumerate(layers))
         except SafetensorError as error:
-            raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
+            raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from None
         except ValueError as error:
             raise ValueError(f"{path} {error}") from None
 
@@ -243,7 +243,7 @@ def _checked(file: Any, model: nn.Module | Mapping[str, Any] | None, description
     if not isinstance(layers, list) or not all(isinstance(n, list) and all(isinstance(s, str) for s in n) for n in layers):
         raise ValueError("has a header without tensor names")
     if sorted(file.keys()) != sorted(_key(i, name) for i, names in enumerate(layers) for name in names):
-        raise ValueError("has other tensors than its header lists")
+        raise ValueError("has tensors that differ from those in its header")
     rows = None
     for key in sorted(file.keys()):
         rows = _rows(f"does not fit: {key!r}", file.get_slice(key).get_shape(), rows)

@@ -122,7 +122,7 @@ class TrainOptions:
     loss_chunk: int | None = option(None, "Tokens whose logits are computed at a time.", "N", shown="256 MB of logits", least=1)
     save_every: int | None = option(None, "Steps between checkpoints.", "N", shown="at the end", least=1)
     eval_every: int | None = option(None, "Steps between validations.", "N", shown="steps / 10", least=1)
-    eval_tokens: int = option(1 << 14, "Tokens of a validation.", "N", least=1)
+    eval_tokens: int = option(1 << 14, "Tokens of each validation.", "N", least=1)
     report_to: tuple[str, ...] = option((), "tensorboard, wandb or both.", "NAME,...", separated=True)
     seed: int = option(0, "Seed of weights and order of the data.", "S")
     out: str | Path | None = option(None, "The run's folder.", "DIR", shown="runs/MIXER")
@@ -135,7 +135,7 @@ class TrainOptions:
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive and finite, but came as {self.learning_rate!r}")
         if self.join_documents and self.data is None:
-            raise ValueError("join_documents is for documents of data: omit it, or give a folder of linattn data prepare")
+            raise ValueError("join_documents needs data, a folder of linattn data prepare: give one, or omit join_documents")
         if self.data is not None and (self.text or self.tokenizer is not None):
             raise ValueError("data already holds tokens: omit text and tokenizer")
         for name in ("weight_decay", "max_grad_norm", "z_loss"):

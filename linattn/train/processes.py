@@ -153,6 +153,7 @@ def accumulation(options: TrainOptions, samples: int) -> int:
     once = options.batch_size * (world()[0] // (options.cp * options.tp))
     if samples % once:
         raise ValueError(
-            f"a step of this run has {samples} sequences, which passes of {once} do not add up to: batch_size came as {options.batch_size}"
+            f"a step of this run has {samples} sequences, so the {once} sequences of a pass over all processes must divide it: "
+            f"batch_size came as {options.batch_size}"
         )
     return samples // once

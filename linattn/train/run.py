@@ -70,7 +70,7 @@ def check(options: TrainOptions, same: dict[str, Any]) -> bool:
     known = _known(folder)
     if known is None:
         if folder.exists() and (not folder.is_dir() or (not options.resume and not empty(folder))):
-            raise ValueError(f"{folder} already exists and holds no run: choose another folder with --out")
+            raise ValueError(f"{folder} already exists and is not a run: choose another folder with --out")
         return False
     if not options.resume:
         raise ValueError(f"{folder} already holds a run: continue it with --resume, or choose another folder with --out")

@@ -15,7 +15,7 @@ def main() -> None:
     parser.add_argument("prompt", nargs="?", default="def main(")
     parser.add_argument("--tokens", type=int, default=120, help="tokens of the answer")
     given = parser.parse_args()
-    print(f"vllm serve {given.folder} begins, which takes a minute or two ...", flush=True)
+    print(f"vllm serve {given.folder} is starting, which takes a minute or two ...", flush=True)
     begun = time.monotonic()
     options = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "4096", "--uvicorn-log-level", "warning"]
     with serving(given.folder, *options) as server:

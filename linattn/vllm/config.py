@@ -64,7 +64,7 @@ def filled(size: int) -> int:
         ValueError: for a size beyond the largest.
     """
     if size > HEAD_SIZES[-1]:
-        raise ValueError(f"vLLM cannot serve this model: its softmax heads have {size} channels, but {HEAD_SIZES[-1]} is the most")
+        raise ValueError(f"vLLM cannot serve this model: its softmax heads have {size} channels, at most {HEAD_SIZES[-1]} are supported")
     return next(n for n in HEAD_SIZES if n >= size)
 
 

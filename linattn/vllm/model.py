@@ -56,7 +56,7 @@ class _Served(nn.Module, HasInnerState, SupportsMambaPrefixCaching):
         """
         folder = Path(self._settings.model)
         if not folder.is_dir():
-            raise ValueError(f"linattn models are served from a folder, but {folder} is none: hf download --local-dir makes one")
+            raise ValueError(f"linattn models are served from a folder, but {folder} is not one: hf download --local-dir makes one")
         device = self.model.embedding.weight.device
         loaded = load(folder, dtype=self._settings.dtype, device=device)
         states.begin(loaded)

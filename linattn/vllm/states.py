@@ -56,7 +56,7 @@ def path_of(name: object) -> Path:
         raise ValueError(f"a state's name must be 1 to 128 letters, digits, - and _, but came as {described(name)}: {str(name)[:64]!r}")
     path = here / f"{name}.safetensors"
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise ValueError(f"the state {name!r} is a link or no file, which is not read")
+        raise ValueError(f"the state {name!r} is not a regular file, so it is not read")
     return path
 
 
@@ -91,7 +91,7 @@ def read(name: object) -> State:
     except (ValueError, OSError) as error:
         raise ValueError(f"the state {name!r} cannot be continued: {str(error).replace(str(path), path.name)}") from None
     if state.rows != 1:
-        raise ValueError(f"the state {name!r} has {state.rows} sequences, but one is continued")
+        raise ValueError(f"the state {name!r} must hold one sequence, but holds {state.rows}")
     return state
 
 

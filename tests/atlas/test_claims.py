@@ -59,8 +59,8 @@ def test_every_claim_about_the_recurrence_and_the_values_is_true(name):
     page = _page(Atlas((name,)), seen, (None, None)).body
     (claim,) = re.findall(r'data-claim="(\w+)"', page)
     has_values = mixers.info(name).cls.project is not Mixer.project
-    assert has_values == (claim != "own"), "only a mixer without `project` has an update of its own"
-    assert ("not the one recurrence" in page) == (claim == "own") and ("not one run of the recurrence" in page) == (claim == "weighed")
+    assert has_values == (claim != "own"), "only a mixer without `project` has its own update rule"
+    assert ("not a case of the library" in page) == (claim == "own") and ("not one run of the recurrence" in page) == (claim == "weighed")
     if not has_values:
         assert seen.matrix is None and "no queries, keys and values" in page
         return

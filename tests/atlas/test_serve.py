@@ -77,7 +77,7 @@ def test_only_this_machine_s_own_names_are_answered(folder):
 
 def test_a_folder_without_an_atlas_is_refused(tmp_path, capsys):
     assert main(["atlas", "serve", str(tmp_path)]) == 2
-    assert "holds no atlas" in capsys.readouterr().err
+    assert "is not an atlas" in capsys.readouterr().err
     assert main(["atlas", "build"]) == 2
     assert "needs a folder" in capsys.readouterr().err
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import fuzz
-from linattn.ops.cpu import library
+from linattn.ops.cpu import library, linear_attention
 
 
 def test_the_cases_done_are_the_first_ones():
@@ -41,3 +41,19 @@ def test_the_log_says_by_which_instructions_and_nothing_runs_without_kernels(mon
     with pytest.raises(SystemExit):
         fuzz.instructions(parser, "cpu")
     assert capsys.readouterr().err == "fuzz: its kernels are not compiled\n"
+
+
+def test_a_share_of_a_cpus_cases_are_steps(monkeypatch):
+    """Tokens of their own with initial states, whose kernel saves nothing for gradients; a GPU's cases have none."""
+    drawn = [fuzz.draw(seed, "cpu") for seed in range(400)]
+    steps = [d for d in drawn if d.step]
+    assert 0.2 < len(steps) / len(drawn) < 0.3 and not any(fuzz.draw(seed, "triton").step for seed in range(100))
+    assert all(d.initial and (d.T == 1 if d.lengths is None else set(d.lengths) <= {1} and len(d.lengths) == d.T) for d in steps)
+    saved = []
+    monkeypatch.setattr(linear_attention, "_outputs", lambda *given: saved.append(given[2]) or outputs(*given))
+    for d in (next(d for d in steps if (d.lengths is None) == dense) for dense in (True, False)):
+        assert fuzz.once(d, fuzz.build(d).to(torch.float32), None)[1] == {}
+    assert saved == [False, False]
+
+
+outputs = linear_attention._outputs

@@ -92,7 +92,7 @@ def test_states_that_do_not_fit_are_one_line(run, tmp_path, capsys):
     model = load_run(run)[0]
     for change, door, said in [
         (lambda: None, other, "is of a model with other weights"),
-        (lambda: path.write_bytes(whole[:-9]), run, "is damaged or no safetensors file"),
+        (lambda: path.write_bytes(whole[:-9]), run, "is damaged or not a safetensors file"),
         (lambda: State([{"S": torch.zeros(1)}]).save(path), run, "does not name its model"),
         (lambda: read(model, b"ab").fork(2).save(path, model=model), run, "a row for each sequence of ids, 1, but came with 2"),
         (path.unlink, run, "No such file"),

@@ -47,11 +47,11 @@ def test_rates_for_all_and_for_one():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("0.01", 0.01), "each once, but came as"),
-        (("nan",), "must be positive and finite rates"),
-        (("fast",), "must be positive and finite rates"),
-        (("gla=0",), "must be positive and finite rates"),
-        (("h3=0.01",), "'h3=0.01' names no mixer of this comparison: softmax, gla"),
+        (("0.01", 0.01), "must be different positive and finite rates"),
+        (("nan",), "must be different positive and finite rates"),
+        (("fast",), "must be different positive and finite rates"),
+        (("gla=0",), "must be different positive and finite rates"),
+        (("h3=0.01",), r"must name mixers of this comparison \(softmax, gla\), but names 'h3=0.01'"),
     ],
 )
 def test_wrong_rates_are_refused(given, message):

@@ -43,7 +43,7 @@ def test_the_last_two_items_are_never_learned_from():
     split = Split(log([0, 1, 2, 3], [4, 5, 6], [7, 8], [9]))
     assert [h.tolist() for h in split.asked] == [[0, 1, 2], [4, 5]] and split.wanted.tolist() == [3, 6]
     assert [h.tolist() for h in split.learned] == [[0, 1], [7, 8]], "who is not tested is learned from whole"
-    with pytest.raises(ValueError, match="users with 3 interactions.*the longest of 2 histories has 2"):
+    with pytest.raises(ValueError, match="users with at least 3 interactions.*the longest of its 2 histories has 2"):
         Split(log([0, 1], [2, 3]))
 
 

@@ -146,7 +146,7 @@ def test_an_earlier_report_is_replaced_and_other_files_are_not_touched(adding, t
     assert [p.name for p in (tmp_path / "a" / "models").iterdir()] == ["softmax"]
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "mine.txt").write_text("")
-    with pytest.raises(ValueError, match="holds files that are no linattn report"):
+    with pytest.raises(ValueError, match="holds files that are not part of a linattn report"):
         comparison.compare(TaskOptions("adding", out=tmp_path / "b"))
 
 

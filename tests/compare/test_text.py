@@ -125,7 +125,7 @@ def test_what_takes_too_long_is_left_out_and_said(options, monkeypatch):
     report = compare(options)
     for row in report["mixers"]:
         assert [c["context"] for c in row["contexts"]] == [8]
-        assert row["left_out"] == [{"context": 32, "reason": "expected to take up to 31 s, and 20 s are the most for one measurement"}]
+        assert row["left_out"] == [{"context": 32, "reason": "expected to take up to 31 s, above the limit of 20 s for one measurement"}]
     assert (options.out / "report.html").read_text().count("at 32 tokens: expected to take up to 31 s") == 2
 
 

@@ -35,7 +35,7 @@ def test_characters_and_lengths():
     assert source.shape == (2, 2) and mask.tolist() == [[True, True], [True, False]] and real.sum(1).tolist() == [2, 4]
     assert source[1, 0] == 1 and target[1, 2] == 1, "unknown characters are one"
     assert (target[torch.arange(2), real.sum(1) - 1] == 0).all(), "the end is asked for"
-    with pytest.raises(ValueError, match="of 1 pairs 0 are of at most"):
+    with pytest.raises(ValueError, match="at least 2 pairs of at most .* are needed, but 0 of 1 are"):
         Split(Pairs([("c" * (LONGEST + 1), "丙")], "00"))
 
 

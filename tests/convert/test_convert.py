@@ -172,7 +172,7 @@ def test_the_command(teacher, text, tmp_path, capfd):
 def test_a_folder_with_other_things_is_left_alone(teacher, text, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("years")
-    with pytest.raises(ValueError, match="already exists and holds no conversion"):
+    with pytest.raises(ValueError, match="already exists and is not a conversion"):
         convert(teacher, text=[str(text)], out=tmp_path / "out", **SMALL)
     assert [path.name for path in (tmp_path / "out").iterdir() if path.suffix] == ["thesis.tex"]
 

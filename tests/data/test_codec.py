@@ -76,5 +76,5 @@ def test_ids_with_gaps(tmp_path):
 def test_a_tokenizer_that_is_no_text_is_named(tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match="tokenizer.json is no tokenizer.json of the tokenizers package"):
+    with pytest.raises(ValueError, match="tokenizer.json is not a tokenizer.json of the tokenizers package"):
         TokenizerCodec(path)

@@ -128,7 +128,7 @@ def bad(kind: str, folder: Path) -> tuple[list, str | None]:
         ("undecodable", ValueError, "bad.txt is not UTF-8 text: byte 12 is 0xff"),
         ("folder", IsADirectoryError, "is a folder; name text files"),
         ("pattern", FileNotFoundError, "no file matches"),
-        ("tokenizer", ValueError, "bad.txt is no tokenizer.json"),
+        ("tokenizer", ValueError, "bad.txt is not a tokenizer.json"),
     ],
 )
 def test_what_is_no_text(kind, error, message, tmp_path, text, cache):

@@ -101,10 +101,10 @@ def test_parquet(tmp_path):
 
     parquet.write_table(pa.table({"body": TEXTS}), tmp_path / "a.parquet", row_group_size=7)
     assert list(reading.documents(tmp_path / "a.parquet", "body")) == TEXTS
-    with pytest.raises(ValueError, match="has no column 'text', but body: name it with --field"):
+    with pytest.raises(ValueError, match="has no column 'text', only body: choose one with --field"):
         list(reading.documents(tmp_path / "a.parquet"))
     (tmp_path / "b.parquet").write_text("no")
-    with pytest.raises(ValueError, match="is damaged or no Parquet file"):
+    with pytest.raises(ValueError, match="is damaged or not a Parquet file"):
         list(reading.documents(tmp_path / "b.parquet"))
 
 
@@ -155,7 +155,7 @@ def test_the_order_is_of_the_seed(lines, tmp_path):
         (lambda out: (out / "train-00000.ends").unlink(), "train-00000.ends is missing or not"),
         (lambda out: edited(out / "index.json", lambda index: index.update(vocab_size=99)), "SHA-256"),
         (lambda out: (out / "index.json").write_text("{}"), "index.json is damaged, or was written by another version"),
-        (lambda out: (out / "index.json").unlink(), "it is no folder of linattn data prepare"),
+        (lambda out: (out / "index.json").unlink(), "linattn data prepare did not write it"),
     ],
 )  # fmt: skip
 def test_a_damaged_folder_is_refused(change, says, lines, tmp_path):
@@ -182,7 +182,7 @@ def test_what_is_refused(lines, tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 ")
     for inputs, how, says in [
         ([tmp_path / "bad.jsonl"], {}, "bad.jsonl, line 2, has no text under 'text'"),
-        ([tmp_path / "worse.jsonl"], {}, "worse.jsonl, line 1, is no JSON"),
+        ([tmp_path / "worse.jsonl"], {}, "worse.jsonl, line 1, is not JSON"),
         ([tmp_path / "latin.txt"], {}, "latin.txt is not UTF-8 text"),
         ([tmp_path / "none.txt"], {}, "none.txt"),
         ([lines], {"validation": 0}, "validation must be a share above 0 and below 1"),

@@ -165,6 +165,6 @@ def test_refusals(folders, tmp_path, capsys):
         evaluate([folders / "nothing"])
     (tmp_path / "mine.txt").write_text("mine")
     assert main(["evaluate", str(folders / "gla"), "--out", str(tmp_path)]) == 2
-    assert "holds files that are no linattn report" in capsys.readouterr().err
+    assert "holds files that are not part of a linattn report" in capsys.readouterr().err
     assert measure.same_tokens(ByteCodec(), ByteCodec())
     assert not measure.same_tokens(ByteCodec(), SimpleNamespace(content="{}"))

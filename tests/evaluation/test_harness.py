@@ -69,7 +69,7 @@ def test_a_missing_package_is_named_before_anything_is_loaded(monkeypatch, capsy
     assert "lm_eval is not installed; this command needs it: pip install lm_eval" in capsys.readouterr().err
     with pytest.raises(ModuleNotFoundError, match=r"EvaluateOptions.lm_eval needs it: pip install lm_eval"):
         evaluate(["nothing"], EvaluateOptions(lm_eval=("piqa",)))
-    with pytest.raises(ValueError, match="lm_eval_tasks must be a folder, but .* is none"):
+    with pytest.raises(ValueError, match="lm_eval_tasks must be a folder, but .* is not one"):
         EvaluateOptions(lm_eval_tasks=tmp_path / "none")
 
 

@@ -142,6 +142,6 @@ def test_refused(name, options, message):
 
 
 def test_reversible_blocks_refuse_losses():
-    with pytest.raises(ValueError, match="'switch' adds to the loss"):
+    with pytest.raises(ValueError, match="'switch' adds a term to the loss"):
         LMConfig(**SIZES, ffn="switch", block="reversible")
     LMConfig(**SIZES, ffn="experts", block="reversible")

@@ -128,12 +128,12 @@ def test_what_longer_runs_found_of_pools():
     model = LanguageModel(LMConfig(vocab_size=5, dim=32, layers=1)).eval()
     with pytest.raises(ValueError, match="^slots must be an integer from 1 to 2147483647, but came as 10"):
         Pool(model, slots=10**30)
-    with pytest.raises(ValueError, match="^slots = 2,000,000,000 states of .* take at least .* of memory"):
+    with pytest.raises(ValueError, match="^slots = 2,000,000,000 states of .* need at least .* of memory"):
         Pool(model, slots=2 * 10**9)
     with pytest.raises(ValueError, match="^seed must be from 0 .* but came as True"):
         Pool(model, slots=1).submit([1], max_new_tokens=1, seed=True)
     hybrid = LanguageModel(LMConfig(vocab_size=5, dim=32, layers=1, mixer="softmax")).eval()
-    with pytest.raises(ValueError, match="^ids and max_new_tokens are 4 tokens, but a layer keeps every token and context=3"):
+    with pytest.raises(ValueError, match="^ids and max_new_tokens make 4 tokens, but a layer keeps every token and context is 3"):
         Pool(hybrid, slots=1, context=3).submit([1], max_new_tokens=3)
 
 

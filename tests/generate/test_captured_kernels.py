@@ -40,6 +40,7 @@ def test_a_step_calls_kernels_alone(mixer):
         step = step_of(lm.model, lm.lm_head, prefill(lm.model, torch.zeros(1, 7, dtype=torch.int64))[1], 100)
     others = [str(getattr(call, "func", call)) for call in step._program.steps if getattr(call, "__module__", None) != cpu.__name__]
     assert len(others) == 1 and "embedding" in others[0], others
+    assert len(step._program._runs) == 2  # all kernels are one call
 
 
 THREADS = """

@@ -142,7 +142,7 @@ def test_other_errors(lm):
     for given in (state, model("gla, gla")(torch.tensor([[1]]), return_state=True)[1]):
         with pytest.raises(ValueError, match="one row of a state of this pool's model"):
             pool.submit([1], max_new_tokens=1, state=given)
-    with pytest.raises(ValueError, match="context=8"):
+    with pytest.raises(ValueError, match="context is 8"):
         Pool(model("softmax"), slots=1, context=8).submit([1, 2, 3], max_new_tokens=6)
 
 

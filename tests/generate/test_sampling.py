@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from linattn.generate import Sampling, probabilities, sample
-from linattn.generate.sampling import sample_rows
+from linattn.generate.sampling import greedy, sample_rows
 
 P = torch.tensor([[0.05, 0.4, 0.1, 0.2, 0.25]])
 
@@ -87,3 +87,13 @@ def test_half_precision_and_large_logits():
 def test_out_of_range(how):
     with pytest.raises(ValueError, match=rf"^{next(iter(how))} must be .* but came as"):
         Sampling(**how)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_most_likely_token_is_the_first_of_equal_ones(dtype):
+    """As argmax says, which takes longer on a CPU; a NaN is the largest."""
+    logits = torch.randint(9, (64, 3, 50), generator=torch.Generator().manual_seed(0)).to(dtype)
+    logits[0, 0, 7] = torch.nan
+    first = (logits == logits.amax(-1, keepdim=True)).int().argmax(-1)
+    first[0, 0] = 7
+    assert torch.equal(greedy(logits), first) and torch.equal(first, logits.argmax(-1))

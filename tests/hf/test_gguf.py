@@ -93,7 +93,7 @@ def test_a_file_cut_short_anywhere(small, tmp_path):
     end = max(t.start + t.nbytes for t in GGUFFile(small).tensors.values())  # padding may follow
     for length in [*range(64), *range(64, end, 331), end - 1]:
         cut.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match="is damaged, cut short or no GGUF file") as error:
+        with pytest.raises(ValueError, match="is damaged, truncated or not a GGUF file") as error:
             GGUFFile(cut)
         assert "\n" not in str(error.value)
 
@@ -103,12 +103,12 @@ def test_lengths_that_no_file_has_take_no_memory(small, tmp_path):
     whole, huge = small.read_bytes(), struct.pack("<Q", 1 << 60)
     for at in (8, 16, 24):
         (tmp_path / "m.gguf").write_bytes(whole[:at] + huge + whole[at + 8 :])
-        with pytest.raises(ValueError, match="is damaged, cut short"):
+        with pytest.raises(ValueError, match="is damaged, truncated"):
             GGUFFile(tmp_path / "m.gguf")
     head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 9)
     for inner in (0, 4, 8, 9, 77):
         (tmp_path / "m.gguf").write_bytes(head + struct.pack("<IQ", inner, 1 << 60))
-        with pytest.raises(ValueError, match="is damaged, cut short"):
+        with pytest.raises(ValueError, match="is damaged, truncated"):
             GGUFFile(tmp_path / "m.gguf")
 
 
@@ -161,13 +161,13 @@ def test_other_types_are_refused_by_name(small, tmp_path):
     place = whole.index(b"blk.0.ffn_down.weight") + len(b"blk.0.ffn_down.weight") + 4 + 16
     assert struct.unpack_from("<I", whole, place) == (8,)
     (tmp_path / "m.gguf").write_bytes(whole[:place] + struct.pack("<I", 12) + whole[place + 4 :])
-    with pytest.raises(ValueError, match=r"blk.0.ffn_down.weight is kept as Q4_K; only F32, F16, Q4_0, Q4_1, Q8_0, BF16 are read"):
+    with pytest.raises(ValueError, match=r"blk.0.ffn_down.weight is stored as Q4_K; only F32, F16, Q4_0, Q4_1, Q8_0, BF16 are read"):
         linattn.load(tmp_path / "m.gguf")
 
 
 def test_memory_is_asked_for_first(small, monkeypatch):
     monkeypatch.setattr("linattn.models.memory.available", lambda: 1000)
-    with pytest.raises(ValueError, match=r"the weights in .*m.gguf take at least .* of memory, but there are 1,000 bytes"):
+    with pytest.raises(ValueError, match=r"the weights in .*m.gguf need at least .* of memory, but there are 1,000 bytes"):
         linattn.load(small)
 
 

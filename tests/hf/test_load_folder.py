@@ -61,7 +61,7 @@ def test_tied_heads_may_be_there_but_not_differ(folder):
 def test_files_cut_short(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="is damaged, cut short or no safetensors file"):
+    with pytest.raises(ValueError, match="is damaged, truncated or not a safetensors file"):
         load(folder)
     (folder / "config.json").write_text('{"model_type": "mam')
     with pytest.raises(ValueError, match=r"config.json is damaged"):

@@ -79,13 +79,13 @@ def test_what_is_not_read(config, reason):
 @pytest.mark.parametrize(
     ("config", "to", "reason"),
     [
-        ({"mixer": "softmax, gla"}, "llama", "it has gla layers, where all must be softmax"),
+        ({"mixer": "softmax, gla"}, "llama", "it has gla layers, but all must be softmax"),
         ({"mixer": "softmax", "mixer_options": {"softmax": {"window": 5}}}, "llama", "mixer.window is 5, but would be None"),
         ({"mixer": "softmax", "mixer_options": {"softmax": {"bias": True}}}, "mistral", "q_proj"),
         ({"mixer": "softmax", "layer_options": [{"window": 5}, {}]}, "mistral", "layers.1.mixer.window is None, but would be 5"),
         ({"mixer": "softmax", "layer_options": [{"window": 5}, {"window": 6}]}, "qwen3", "windows of 5, 6 tokens"),
         ({"mixer": "softmax", "layer_options": [{"base": 10.0, "window": 5}, {}]}, "qwen2", "mixer.base is"),
-        ({"mixer": "softmax", "mixer_options": {"softmax": {"rotated": 4}}}, "llama", "it turns 4 of the 16 channels of a head"),
+        ({"mixer": "softmax", "mixer_options": {"softmax": {"rotated": 4}}}, "llama", "it rotates 4 of the 16 channels of a head"),
         ({"mixer": "softmax", "mixer_options": {"softmax": {"scale": 0.5}}}, "llama", "mixer.scale is 0.5, but would be None"),
         ({"mixer": "softmax", "mixer_options": {"softmax": {"norm_eps": 1e-5}}}, "qwen3", "q_norm is ZeroCenteredRMSNorm"),
         ({"mixer": "softmax"}, "gemma3_text", "it has no geglu feed-forwards"),

@@ -76,7 +76,7 @@ def test_bidirectional_by_name():
     assert create_bidirectional("softmax", dim=32).causal is False
     assert info("gla").bidirectional is False and info("softmax").bidirectional and info("clustered").bidirectional
     assert info("softmax").resumable and not info("clustered").resumable and not info("local_2d").resumable
-    with pytest.raises(ValueError, match="gla must let a token read all others, but it is a causal mixer"):
+    with pytest.raises(ValueError, match="gla must be a bidirectional mixer, but it is causal"):
         create_bidirectional("gla", dim=32)
     with pytest.raises(TypeError, match="no option 'head'"):
         create_bidirectional("softmax", dim=32, head=3)

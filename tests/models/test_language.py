@@ -187,7 +187,7 @@ print(linattn.LanguageModel.__name__)
 """
     done = programs.python("-c", code)
     assert done.stdout == "LanguageModel\n"
-    assert "this transformers does not serve linattn.hf: cannot import name" in done.stderr
+    assert "linattn.hf does not work with this version of transformers: cannot import name" in done.stderr
 
 
 def test_blocks_norms_and_scales():

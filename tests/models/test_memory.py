@@ -40,16 +40,16 @@ def test_a_trillion_layers_are_counted_at_once():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["train", "--layers", HUGE], "layers 1,000,000,000,000) and batches of 32 tokens take at least"),
+        (["train", "--layers", HUGE], "layers 1,000,000,000,000) and batches of 32 tokens need at least"),
         (["train", "--dim", str(10**6)], "dim 1,000,000,"),
         (["train", "--dim", str(32 * 10**11)], "need more memory than there is"),
-        (["train", "--batch-size", HUGE], "batches of 16,000,000,000,000 tokens take at least"),
+        (["train", "--batch-size", HUGE], "batches of 16,000,000,000,000 tokens need at least"),
         (["train", "--context", HUGE], "the text is too short for a context of"),
         (["train", "--mixer", f"gla*{HUGE}"], "mixer may name at most 1,000,000 layers"),
         (["compare", "--layers", HUGE], "layers 1,000,000,000,000) and batches of"),
         (["compare", "--dim", str(10**6)], "dim 1,000,000,"),
-        (["compare", "--task", "reverse", "--layers", HUGE], "layers 1,000,000,000,000) take at least"),
-        (["compare", "--task", "reverse", "--mixers", "all", "--layers", HUGE], "layers 1,000,000,000,000) take at least"),
+        (["compare", "--task", "reverse", "--layers", HUGE], "layers 1,000,000,000,000) need at least"),
+        (["compare", "--task", "reverse", "--mixers", "all", "--layers", HUGE], "layers 1,000,000,000,000) need at least"),
     ],
 )
 def test_the_command_line(words, says, tmp_path, monkeypatch, capsys):
@@ -82,7 +82,7 @@ def test_a_model_of_more_layers_than_weights(tmp_path, capsys):
 def test_what_there_is(monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 10**9)
     memory.require(10**9, "they")
-    with pytest.raises(ValueError, match=r"^they take at least 2\.5 TB of memory, but there are 1\.0 GB$"):
+    with pytest.raises(ValueError, match=r"^they need at least 2\.5 TB of memory, but there are 1\.0 GB$"):
         memory.require(2_500_000_000_000, "they")
     monkeypatch.setattr(memory, "available", lambda: None)
     memory.require(10**30, "they")

@@ -149,7 +149,7 @@ def test_norms_that_do_not_fold():
         ImageModel(ImageConfig(**TINY)).folded()
     model = ImageModel(ImageConfig(mixer="efficientvit", norm="prepbn", **TINY))
     model(images())
-    with pytest.raises(ValueError, match="EfficientViT has more before it mixes than linear maps"):
+    with pytest.raises(ValueError, match="EfficientViT must apply only linear maps"):
         model.folded()
 
 

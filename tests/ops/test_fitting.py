@@ -127,7 +127,7 @@ def test_the_recurrence_and_its_gradients_come_from_torch(kind, rank, unfit):
         flat = [t for x in out for t in (x if isinstance(x, tuple) else (x,))]
         return flat, torch.autograd.grad(sum(t.sum() for t in flat), list(leaves.values()))
 
-    with pytest.warns(UserWarning, match="torch's operations run in place of a GPU kernel of linattn: scan does not fit"):
+    with pytest.warns(UserWarning, match="a GPU kernel of linattn cannot run here, so PyTorch operations run instead: scan does not fit"):
         found = both("triton")
     for mine, theirs in zip((t for ts in found for t in ts), (t for ts in both("torch") for t in ts), strict=True):
         assert torch.allclose(mine, theirs, rtol=1e-5, atol=1e-5)

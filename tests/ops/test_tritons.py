@@ -173,7 +173,7 @@ def test_explain_says_what_is_off(kind, size, gluon, said, monkeypatch, capsys):
         ("beta", "BTH", 128, 64, "its 64 programs would leave 68 of 132 multiprocessors idle"),
         ("beta", "none", 128, 140, "its 140 programs would leave 124 of 132 multiprocessors idle"),
         ("plain", "H", 128, 64, "its 64 programs would leave 68 of 132 multiprocessors idle"),
-        ("beta", "H", 128, 128, "a constant decay's gradient, a sum over tokens that cancels, would be too coarse"),
+        ("beta", "H", 128, 128, "the gradient of a constant decay, a sum over tokens with cancellation, would be inaccurate"),
         ("beta", "BTH", 128, 128, None),
         ("beta", "BTH", 64, 64, None),  # no such kernel exists
         ("beta", "BTHK", 128, 64, None),

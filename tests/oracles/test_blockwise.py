@@ -17,5 +17,5 @@ def test_loops(length, shifts):
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="shifts must be as many as divide the 4 heads"):
+    with pytest.raises(ValueError, match="the number of shifts must divide the 4 heads"):
         create("blockwise", dim=32, shifts=(0, 1, 2))

@@ -52,5 +52,5 @@ def test_gaps(length, causal):
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="global_tokens must be at least 0, and 0 where causal"):
+    with pytest.raises(ValueError, match="global_tokens must be at least 0, and 0 if causal"):
         create("longformer", dim=32, global_tokens=1)

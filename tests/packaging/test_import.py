@@ -111,6 +111,6 @@ def test_who_reads_types_finds_every_name():
 
     tree = ast.parse(Path(linattn.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
     imported = {alias.asname: (node.module, alias.name) for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert set(imported) == {*linattn._WHERE, *linattn._FLOORS, "LMConfig"}
+    assert set(imported) == {*linattn._MODULES, *linattn._SUBPACKAGES, "LMConfig"}
     for name, (module, original) in imported.items():
-        assert original == name and module == {**linattn._WHERE, "LMConfig": "linattn.models"}.get(name, "linattn")
+        assert original == name and module == {**linattn._MODULES, "LMConfig": "linattn.models"}.get(name, "linattn")

@@ -103,7 +103,7 @@ def refusals(world: DeviceMesh) -> str | None:
     mesh = mesh_of(world.size(), {"tp": 2})
     for mixer, options, why in (
         ("retnet", {}, "retnet does not run under tensor parallelism of 2: its heads are not independent"),
-        ("gla", {"gla": {"heads": 1}}, "gla does not run under tensor parallelism of 2: its 1 heads are no multiple of 2"),
+        ("gla", {"gla": {"heads": 1}}, "gla does not run under tensor parallelism of 2: its 1 heads are not a multiple of 2"),
     ):
         model = language_model(mixer, **options)
         with pytest.raises(ValueError, match=why):

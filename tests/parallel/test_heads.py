@@ -95,9 +95,9 @@ def test_the_known_ones_are_among_them() -> None:
 
 def test_what_does_not_divide_is_refused() -> None:
     whole = mixers.create("gla", dim=DIM)
-    assert heads.refusal(whole, {}, 3) == "its 4 heads are no multiple of 3"
+    assert heads.refusal(whole, {}, 3) == "its 4 heads are not a multiple of 3"
     assert heads.refusal(mixers.create("retnet", dim=DIM), {}, 2) == "its heads are not independent"
-    assert heads.refusal(ffn.create("swiglu", DIM, 33), {"hidden": 33}, 2) == "its 33 hidden are no multiple of 2"
+    assert heads.refusal(ffn.create("swiglu", DIM, 33), {"hidden": 33}, 2) == "its 33 hidden are not a multiple of 2"
 
 
 def test_the_order_of_rows() -> None:

@@ -35,7 +35,7 @@ def test_only_what_is_ours_is_replaced(tmp_path):
 def test_foreign_folders_are_refused_and_untouched(tmp_path, content):
     name = "thesis.tex" if content is None else "report.json"
     (tmp_path / name).write_text(content or "mine")
-    with pytest.raises(ValueError, match="no linattn report"):
+    with pytest.raises(ValueError, match="not part of a linattn report"):
         Folder(tmp_path)
     assert _names(tmp_path) == [name]
 
@@ -43,10 +43,10 @@ def test_foreign_folders_are_refused_and_untouched(tmp_path, content):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("", "damaged, cut short or no JSON"),
-        (json.dumps({"schema": SCHEMA, "version": VERSION, "mixers": []})[:-9], "damaged, cut short or no JSON"),
-        (b"\xff\xfe{}", "damaged, cut short or no JSON"),
-        ("[" * 100_000, "damaged, cut short or no JSON"),
+        ("", "damaged, truncated or not JSON"),
+        (json.dumps({"schema": SCHEMA, "version": VERSION, "mixers": []})[:-9], "damaged, truncated or not JSON"),
+        (b"\xff\xfe{}", "damaged, truncated or not JSON"),
+        ("[" * 100_000, "damaged, truncated or not JSON"),
         ("[]", "must hold a JSON object, but holds a list"),
         (f'"{SCHEMA}"', "must hold a JSON object, but holds a str"),
         (json.dumps({"schema": SCHEMA, "version": VERSION + 1}), f"is of version {VERSION + 1}, and this linattn writes {VERSION}"),
@@ -136,6 +136,6 @@ def test_two_comparisons_never_write_to_one_folder(tmp_path, capsys):
 def test_a_folder_is_looked_at_again_once_nobody_else_writes_to_it(tmp_path):
     folder = Folder(tmp_path / "out")
     Folder(tmp_path / "out", "linattn.other").begin({"schema": "linattn.other", "version": VERSION})
-    with pytest.raises(ValueError, match="no linattn report"), folder.held():
+    with pytest.raises(ValueError, match="not part of a linattn report"), folder.held():
         raise AssertionError("it is another's by now")
     assert Folder(tmp_path / "out", "linattn.other").load() is not None

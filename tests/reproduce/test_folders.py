@@ -14,7 +14,7 @@ from linattn.state import only_writer
 def test_folders_of_others_are_refused(given, tmp_path):
     given()
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(ValueError, match="no linattn report"):
+    with pytest.raises(ValueError, match="not part of a linattn report"):
         reproduce.run("recall", out=tmp_path)
     reproduce.run("recall", out=tmp_path / "a")
     with pytest.raises(ValueError, match="holds the study 'recall'"):
@@ -62,7 +62,7 @@ def test_a_report_that_is_cut_short_is_named_and_stays(given, tmp_path, capsys):
     path = tmp_path / "report.json"
     path.write_bytes(half := path.read_bytes()[:300])
     assert main(["reproduce", "recall", "--out", str(tmp_path)]) == 2
-    assert f"{path} is damaged, cut short or no JSON" in capsys.readouterr().err
+    assert f"{path} is damaged, truncated or not JSON" in capsys.readouterr().err
     assert path.read_bytes() == half
 
 

@@ -32,7 +32,7 @@ def test_softmax_stands_evenly():
 
 
 def test_softmax_is_not_mixed_with_itself():
-    with pytest.raises(ValueError, match="other ones than softmax"):
+    with pytest.raises(ValueError, match="mixers must not be softmax"):
         stack("softmax:window=8", "1/2", 4)
 
 

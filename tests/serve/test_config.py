@@ -24,7 +24,7 @@ def test_models_of_states_alone_and_hybrids():
 
 def test_heads_are_filled_up_to_a_size_that_vllm_has():
     assert [filled(n) for n in (8, 32, 33, 65, 128, 300)] == [32, 32, 64, 80, 128, 512]
-    with pytest.raises(ValueError, match=f"{HEAD_SIZES[-1]} is the most"):
+    with pytest.raises(ValueError, match=f"at most {HEAD_SIZES[-1]} are supported"):
         filled(600)
 
 

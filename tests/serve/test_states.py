@@ -61,7 +61,7 @@ def test_links_are_not_followed(served, tmp_path):
     (folder / "folder.safetensors").mkdir()
     for name in ("link", "folder"):
         for key in (states.LOAD, states.SAVE):
-            with pytest.raises(ValueError, match="is a link or no file"):
+            with pytest.raises(ValueError, match="is not a regular file"):
                 states.check({key: name})
 
 
@@ -72,7 +72,7 @@ def test_links_are_not_followed(served, tmp_path):
         ("options", "another model: "),
         ("dtype", "in bfloat16"),
         ("nobody", "does not name its model"),
-        ("rows", "2 sequences"),
+        ("rows", "holds 2"),
     ],
 )
 def test_files_of_others_are_refused(served, change, told):

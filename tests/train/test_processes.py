@@ -181,7 +181,7 @@ def test_processes_that_do_not_fit(given, count, message) -> None:
     [
         ({"mixer": "gla, slstm", "cp": 2}, "cp must be 1, but came as 2: slstm does not run under context_parallel: it has no form"),
         ({"mixer": "gla, retnet", "tp": 2}, "retnet does not run under tensor parallelism of 2: its heads are not independent"),
-        ({"heads": 1, "tp": 2}, "gla does not run under tensor parallelism of 2: its 1 heads are no multiple of 2"),
+        ({"heads": 1, "tp": 2}, "gla does not run under tensor parallelism of 2: its 1 heads are not a multiple of 2"),
     ],
 )
 def test_mixers_that_cannot_be_shared_are_refused_before_anything_is_written(given, message, text, tmp_path, monkeypatch) -> None:
@@ -197,5 +197,5 @@ def test_passes_of_a_step_follow_the_processes(monkeypatch) -> None:
         monkeypatch.setenv("WORLD_SIZE", str(count))
         assert processes.accumulation(options, 8) == passes
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(ValueError, match="a step of this run has 8 sequences, which passes of 6 do not add up to: batch_size came as 2"):
+    with pytest.raises(ValueError, match="8 sequences, so the 6 sequences of a pass .* must divide it: batch_size came as 2"):
         processes.accumulation(options, 8)

@@ -86,7 +86,7 @@ def test_it_learns(text, tmp_path):
 def test_folders_with_something_else_are_refused(text, tmp_path):
     (tmp_path / "mine.txt").write_text("precious")
     for out in (tmp_path, tmp_path / "mine.txt"):
-        with pytest.raises(ValueError, match="already exists and holds no run"):
+        with pytest.raises(ValueError, match="already exists and is not a run"):
             train(options(out, text), progress=False)
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
 

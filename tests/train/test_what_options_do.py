@@ -143,7 +143,7 @@ def test_documents_are_joined_on_demand(tmp_path):
         train(TrainOptions(**{**asked, "steps": 3}, out=tmp_path / "joined", resume=True), progress=False)
     edited(tmp_path / "apart" / "run.json", lambda run: run["same"].pop("join_documents"))  # begun before the option existed
     train(TrainOptions(**{**asked, "steps": 3}, out=tmp_path / "apart", resume=True, warmup=0), progress=False)
-    with pytest.raises(ValueError, match="join_documents is for documents of data"):
+    with pytest.raises(ValueError, match="join_documents needs data"):
         TrainOptions(join_documents=True)
 
 

@@ -196,12 +196,12 @@ def cards() -> dict[str, object]:
         control("cards", Both("cards", "卡数"), [str(n) for n in CARDS], 2),
         [
             sheet("own", Both("last card alone, from zero", "末卡单独从零算起"), own),
-            sheet("came", Both("state that is handed to it", "传给它的状态"), came),
+            sheet("came", Both("state that it receives", "传给它的状态"), came),
             sheet("final", Both("the two together: the whole state", "两者合起来：完整的状态"), final),
         ],
         [
             number("apart", Both("distance to one card", "与单卡计算之差"), apart),
-            number("handed", Both("handed on by each card: one layer's state", "每卡传出：一层的状态"), handed),
+            number("handed", Both("sent by each card: one layer's state", "每卡传出：一层的状态"), handed),
             number("rows", Both("softmax: keys and values from other cards", "softmax：来自其他卡的键与值"), [Both(memory(r), memory(r)) for r in rows]),
         ],
     )  # fmt: skip

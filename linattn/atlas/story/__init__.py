@@ -47,7 +47,7 @@ LEADS = (
     Both("A decay between zero and one: fixed in advance, or computed from the token.", "零到一之间的衰减：预先固定，或由 token 算出。"),
     Both("A linear system whose coefficients come to depend on the token.", "一个线性系统，后来系数由 token 决定。"),
     Both("One function computed as a recurrence, as a masked matrix, or chunk by chunk.", "同一个函数的三种算法：递推、带掩码的矩阵、分块。"),
-    Both("A weight of its own for the present token, and a state that is erased before it is written.",
+    Both("A separate weight for the current token, and a state that is erased before it is written.",
          "当前 token 另有一个权重；写入之前，先擦除状态。"),
 )  # fmt: skip
 
@@ -90,7 +90,7 @@ LINE = (
     ("gla", 5, r"S_t = \mathrm{Diag}(\alpha_t)\, S_{t-1} + k_t^\top v_t", Both("decays at rates that each token sets", "衰减速率由 token 决定")),
     ("mamba", 6, r"h_t = e^{\Delta_t A}\, h_{t-1} + \Delta_t B_t\, x_t", Both("the same recurrence, from control theory", "同样的递推，来自控制理论")),
     ("mamba2", 7, r"S_t = \alpha_t\, S_{t-1} + k_t^\top v_t", Both("one decay per head, and a square", "每个头一个衰减，外加一个方阵")),
-    ("rwkv6", 8, r"o_t = q_t\, (S_{t-1} + \mathrm{Diag}(u)\, k_t^\top v_t)", Both("a bonus for the present token", "当前 token 另有 bonus")),
+    ("rwkv6", 8, r"o_t = q_t\, (S_{t-1} + \mathrm{Diag}(u)\, k_t^\top v_t)", Both("a bonus for the current token", "当前 token 另有 bonus")),
     ("deltanet", 8, r"S_t = S_{t-1} + \beta_t\, k_t^\top (v_t - k_t S_{t-1})", Both("erases before it writes", "先擦除再写入")),
     ("kda", 8, r"D_t = \mathrm{Diag}(\alpha_t) S_{t-1}, \quad S_t = D_t + \beta_t k_t^\top (v_t - k_t D_t)", Both("decays and erases", "既衰减，也擦除")),
 )  # fmt: skip

@@ -137,7 +137,7 @@ def sharpness() -> dict[str, object]:
     sums = [plain / plain[SUBJECT - 1].abs().sum() for _ in stops]
     hits = [2, 6]  # what followed "loves" before: tea, milk
     return sheets(
-        control("length", Both("queries longer by", "查询放大"), [f"× {c}" for c in stops]),
+        control("length", Both("queries scaled by", "查询放大"), [f"× {c}" for c in stops]),
         [
             sheet("softmax", Both("softmax’s weights [12, 12]", "softmax 的权重 [12, 12]"), [causal(s) for s in soft], sentence.SENTENCE, sentence.SENTENCE, 20),
             sheet("sum", Both("the sum’s, in proportion [12, 12]", "求和的权重（按比例）[12, 12]"), [causal(s) for s in sums], sentence.SENTENCE, sentence.SENTENCE, 20),
@@ -312,7 +312,7 @@ def chunks() -> dict[str, object]:
             sheet("between", Both("through the state, between chunks", "块间：经由状态"), [_hidden(causal(square), o) for o in outside], *names),
         ],
         [
-            number("states", Both("states handed over", "传递状态的次数"), [12 // c - 1 for c in CHUNKS]),
+            number("states", Both("states passed on", "传递状态的次数"), [12 // c - 1 for c in CHUNKS]),
             number("work", Both("multiply-adds", "乘加次数"), work),
             number("rank", Both("largest rank of a block between chunks", "块间子矩阵的最大秩"), [max((int(torch.linalg.matrix_rank(b)) for b in bs), default=0) for bs in blocks]),
             number("apart", Both("distance to the recurrence", "与递推结果之差"), [distance(chunked(made, c), whole) for c in CHUNKS]),

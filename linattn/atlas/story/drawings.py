@@ -129,7 +129,7 @@ def mamba_block() -> str:
     wide = f"[t, {inner}]"
     above: tuple[Part, ...] = (("W_x", wide, "v"), (conv, wide, "v"), ("SiLU", wide, "v"), ("S6", wide, "state"))
     label = Both(
-        "A Mamba layer: a projection, a short convolution, a SiLU and the selective system; beside it a gate by which the result is multiplied.",
+        "A Mamba layer: a projection, a short convolution, a SiLU and the selective system; beside it a gate that multiplies the result.",
         "Mamba 层：投影、短卷积、SiLU、选择性系统；旁边是一个门，与结果逐元素相乘。",
     )
     return _block(above, (("W_z", wide, "q"), ("SiLU", wide, "q")), f"[t, {d}]", label)

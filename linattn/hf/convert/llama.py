@@ -137,7 +137,7 @@ def _attention_factor(rope: dict[str, Any]) -> float:
 def _softmax_layers(ours: LMConfig) -> list[Any]:
     """Mixer of each layer, on the meta device."""
     if others := [name for name in ours.mixer_names if name != "softmax"]:
-        raise ValueError(f"it has {', '.join(dict.fromkeys(others))} layers, where all must be softmax")
+        raise ValueError(f"it has {', '.join(dict.fromkeys(others))} layers, but all must be softmax")
     with torch.device("meta"):
         return [mixers.create("softmax", dim=ours.dim, **ours.options_of(i)) for i in range(ours.layers)]
 
@@ -147,7 +147,7 @@ def _config(kind: _Kind, ours: LMConfig) -> dict[str, Any]:
     layers = _softmax_layers(ours)
     one, windows = layers[0], sorted({layer.window for layer in layers if layer.window is not None})
     if len(windows) > 1:
-        raise ValueError(f"its layers have windows of {', '.join(map(str, windows))} tokens, where all must be equal")
+        raise ValueError(f"its layers have windows of {', '.join(map(str, windows))} tokens, but all must be equal")
     types = {SLIDING if layer.window else FULL: layer for layer in reversed(layers)}
     published = back(ours) | {
         "rms_norm_eps": ours.norm_eps, "num_attention_heads": one.heads, "num_key_value_heads": one.kv_heads, "head_dim": one.size,
@@ -176,7 +176,7 @@ def _config(kind: _Kind, ours: LMConfig) -> dict[str, Any]:
 def _rope_parameters(softmax: Any) -> dict[str, Any]:
     """Rotary parameters of our softmax mixer in transformers' form."""
     if softmax.rotated != softmax.size:
-        raise ValueError(f"it turns {softmax.rotated} of the {softmax.size} channels of a head, where all must be")
+        raise ValueError(f"it rotates {softmax.rotated} of the {softmax.size} channels of a head, but all must be rotated")
     return {"rope_type": "default"} | (softmax.scaling or {}) | {"rope_theta": softmax.base}
 
 

@@ -65,13 +65,13 @@ def normalized(given: Given, backend: Backend) -> tuple[Any, ...]:
     state, keep = given("initial_state"), bool(given("output_final_state", False))
     options = {"scale": given("scale"), "cu_seqlens": given("cu_seqlens"), "backend": backend}
     if given("reverse", False):
-        raise Refused("reverse: not with a normaliser")
+        raise Refused("reverse cannot be combined with a normaliser")
     given.all_read()
     tensors = _one_dtype({"q": q, "k": k, "v": v, **options})
     if state is not None:
         s, z = state if isinstance(state, tuple) else (state, None)
         if s is None:
-            raise Refused("initial_state: z without S")
+            raise Refused("initial_state has z but not S")
         s = _to_float32(s, tensors["q"])
         state = (s, s.new_zeros(s.shape[:-1]) if z is None else z.squeeze(1).to(s.dtype))
     o, (s, z) = linear_attention(**tensors, normalize=EPS, initial_state=state, return_state=True)
@@ -118,7 +118,7 @@ def _beta(given: Given, like: Tensor) -> Tensor:
     if beta is None:
         return like.new_ones(like.shape[:3])
     if beta.ndim == 4:
-        raise Refused("beta: one for each channel of the values")
+        raise Refused("beta has a value for each channel of the values")
     sigmoid, doubled = bool(given("use_beta_sigmoid_in_kernel", False)), bool(given("allow_neg_eigval", False))
     return beta.sigmoid() * (2 if doubled else 1) if sigmoid else beta
 
@@ -132,7 +132,7 @@ def _gated_delta(given: Given) -> dict[str, Any]:
     g, gk, a, bias = given("g"), given("gk"), given("A_log"), given("dt_bias")
     if given("use_gate_in_kernel", False):
         if g is None or a is None:
-            raise Refused("use_gate_in_kernel: needs g and A_log")
+            raise Refused("use_gate_in_kernel needs g and A_log")
         g = -a.float().exp() * F.softplus(g.float() if bias is None else g.float() + bias)
     both = g is not None and gk is not None
     return {"decay": gk + g[..., None] if both else g if gk is None else gk, "beta": _beta(given, given("v"))}
@@ -144,7 +144,7 @@ def _kda(given: Given) -> dict[str, Any]:
         raw = g.float() if bias is None else g.float() + bias.view(g.shape[-2:])
         rate = torch.ones((), device=g.device) if a is None else a.float().view(-1, 1).exp()
         if a is None and low is None:
-            raise Refused("use_gate_in_kernel: needs A_log or lower_bound")
+            raise Refused("use_gate_in_kernel needs A_log or lower_bound")
         g = -rate * F.softplus(raw) if low is None else low * torch.sigmoid(rate * raw)
     return {"decay": g, "beta": _beta(given, given("v"))}
 

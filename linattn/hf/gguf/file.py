@@ -43,12 +43,12 @@ class GGUFFile:
     Raises:
         OSError: if there is no such file.
         ImportError: if the ``gguf`` package is not installed.
-        ValueError: for a file that is damaged, cut short, of another format or version, or has tensors of another type.
+        ValueError: for a file that is damaged, truncated, of another format or version, or has tensors of another type.
     """
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
-            raise FileNotFoundError(f"{path} {'is no file' if path.exists() else 'does not exist'}")
+            raise FileNotFoundError(f"{path} {'is not a file' if path.exists() else 'does not exist'}")
         self.path, self._gguf = path, gguf_package()
         self._bytes = np.memmap(path, mode="r") if path.stat().st_size else np.zeros(0, np.uint8)
         try:
@@ -57,7 +57,7 @@ class GGUFFile:
             self.metadata = dict(cursor.pair() for _ in range(values))
             self.tensors = self._stored(cursor, tensors)
         except (ValueError, KeyError, OverflowError) as error:  # UnicodeDecodeError is a ValueError
-            raise ValueError(f"{path} is damaged, cut short or no GGUF file that is read: {error}") from None
+            raise ValueError(f"{path} is damaged, truncated or not a GGUF file that linattn reads: {error}") from None
 
     def tensor(self, name: str) -> Tensor:
         """Read a tensor: F16 and BF16 unchanged, every other as float32."""
@@ -101,7 +101,7 @@ class GGUFFile:
         """Check that a tensor lies within the file."""
         known = {t.value: t.name for t in self._gguf.GGMLQuantizationType}
         if kind not in TYPES:
-            raise ValueError(f"{name} is kept as {known.get(kind, kind)}; only {', '.join(TYPES.values())} are read")
+            raise ValueError(f"{name} is stored as {known.get(kind, kind)}; only {', '.join(TYPES.values())} are read")
         block, size = self._gguf.GGML_QUANT_SIZES[kind]
         if not shape or 0 in shape or shape[-1] % block:
             raise ValueError(f"{name} has rows of {shape[-1] if shape else 0}, but {TYPES[kind]} has blocks of {block}")

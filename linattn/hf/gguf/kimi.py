@@ -39,7 +39,7 @@ def metadata(ours: LMConfig) -> dict[str, Any]:
     if set(ours.ffn_names[dense:]) != {"experts"}:
         raise ValueError(f"llama.cpp has dense layers only before the experts, but the model has {', '.join(ours.ffn_names)}")
     if kda.heads != mla.heads:
-        raise ValueError(f"llama.cpp has one number of heads, but the model has {kda.heads} in kda and {mla.heads} in mla")
+        raise ValueError(f"llama.cpp has one number of heads for all layers, but the model has {kda.heads} in kda and {mla.heads} in mla")
     if not mla.shared:
         raise ValueError("llama.cpp has shared > 0 in mla, but the model has 0")
     if not experts.renormalize:

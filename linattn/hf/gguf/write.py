@@ -34,7 +34,7 @@ def export_gguf(
         model: a :class:`linattn.LanguageModel` or its Hugging Face twin, of one of the families mamba, mamba2, rwkv6,
             rwkv7, qwen3_next, kimi_linear and minimax.
         path: the file; an old one is replaced.
-        dtype: of the matrices: F32, F16, BF16, or Q8_0 and Q4_0, where rows that are no multiple of 32 long stay F32. All other tensors are
+        dtype: of the matrices: F32, F16, BF16, or Q8_0 and Q4_0 (rows of other lengths than multiples of 32 stay F32). All others are
             F32. Weights in int4 by :func:`linattn.quantize` have the same values in Q4_0; its embedding and head in int8 become Q8_0.
         tokenizer: a folder with ``tokenizer.json``, byte-level BPE; None: the file has no vocabulary, only its size.
         context: maximum number of tokens in llama.cpp; the size of the state does not depend on it.

@@ -40,8 +40,8 @@ _BATCH_NORM = "in training its batch norm takes the mean over the real tokens of
 class Conformer(Mixer):
     """Whole block with residuals and norms; each F has a norm before it and SiLU inside. Names as in transformers.
 
-    Attention knows distances, by sinusoids as Transformer-XL's. The convolution module is a gated map, a depthwise convolution, a batch
-    norm, SiLU and a map. In training statistics are those of the real tokens; padding is never seen, by the convolution neither.
+    Attention has relative positions, by sinusoids as in Transformer-XL. The convolution module is a gated map, a depthwise convolution,
+    a batch norm, SiLU and a map. In training the statistics are those of the real tokens; neither module reads padding.
 
     Args:
         dim: width D of the model.

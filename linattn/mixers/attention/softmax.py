@@ -69,11 +69,11 @@ class Softmax(Mixer):
     ) -> None:  # fmt: skip
         super().__init__(dim)
         if conv_width is not None and not causal:
-            raise ValueError(f"conv_width is of earlier tokens, but came as {conv_width} with causal=False")
+            raise ValueError(f"conv_width must be None with causal=False, since it reads earlier tokens only, but came as {conv_width}")
         if window is not None and window < 1:
             raise ValueError(f"window must be at least 1 token, the query's own, but came as {window}")
         if window is not None and not causal:
-            raise ValueError(f"window is of earlier tokens, but came as {window} with causal=False; local has windows to both sides")
+            raise ValueError(f"window must be None with causal=False, but came as {window}; the mixer local has two-sided windows")
         self.window, self.causal = window, causal
         self.heads, self.kv_heads, self.base = heads, heads if kv_heads is None else kv_heads, base
         self.size = head_size("dim", dim, heads) if head_dim is None else head_dim

@@ -64,7 +64,7 @@ class Titans(Mixer):
 
     Within a block of ``block`` tokens, counted from the start of the sequence, all gradients are taken at the memory that it
     began with (t'), while momentum, forgetting and reading go token by token; that makes a block a few matrix products. Only
-    blocks are gone through one after the other. Short convolution and SiLU on q, k and v, queries and keys of unit length, norm
+    blocks are processed one after the other. Short convolution and SiLU on q, k and v, queries and keys of unit length, norm
     and a SiLU gate on the output. α and η are sigmoids of the token, α starting near 0; θ is a third one times (1 - η) ``rate`` /
     ``block``, without which the memory diverges on a run of equal tokens, whose equal gradients accumulate in the momentum. State: the
     memory at the start of the block, the memory and the momentum now. ``depth`` = 1 is a linear memory. The paper leaves rate and

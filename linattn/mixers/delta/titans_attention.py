@@ -45,7 +45,7 @@ class TitansMAC(Titans):
     being its block, and gates them by what it answers to them: RMS norm of both, and a sigmoid. All is causal: token t sees
     no answer to a later token of its segment, and is gated by the memory as it is after t, not after the segment. Keys and
     values of answers and persistent tokens come from the same maps as the tokens', without the convolution over time. Only
-    segments are gone through one after the other. State: beside the memory's the keys and values of the segment so far.
+    segments are processed one after the other. State: beside the memory's the keys and values of the segment so far.
     """
 
     def __init__(

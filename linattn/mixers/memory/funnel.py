@@ -38,10 +38,10 @@ from linattn.mixers.registry import register
 class Funnel(Resampler):
     """n tokens become ⌈n / 2⌉: only queries are pooled (section 2.2), keys and values are those of all tokens.
 
-    With ``separate_cls`` the first token is no part of a pair, has no position, and the last token gives way to it, so that lengths stay
-    powers of 2; it is still seen. Positions are sinusoids of distances in the factorised form of appendix A.2.2, exact and without a
-    matrix of them; ``spacing`` is how far apart the tokens come in, 2^b behind b layers that pool. Residual and norm are inside, as in
-    the paper, since only this layer has the pooled tokens. The way back to n tokens is :func:`upsampled`.
+    With ``separate_cls`` the first token is not part of a pair and has no position, and the last token is not pooled, so that lengths
+    stay powers of 2; attention still reads it. Positions are sinusoids of distances in the factorised form of appendix A.2.2, exact
+    and without a matrix of them; ``spacing`` is how far apart the tokens come in, 2^b behind b layers that pool. Residual and norm
+    are inside, as in the paper, since only this layer has the pooled tokens. The way back to n tokens is :func:`upsampled`.
     """
 
     def __init__(self, dim: int, heads: int = 4, *, separate_cls: bool = True, spacing: int = 1) -> None:

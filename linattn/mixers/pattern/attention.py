@@ -90,4 +90,4 @@ class PatternAttention(Softmax):
 def check_groups(name: str, groups: Sequence[object], heads: int) -> None:
     """Raise ValueError if the heads cannot be divided into the groups."""
     if not groups or heads % len(groups):
-        raise ValueError(f"{name} must be as many as divide the {heads} heads, but came as {groups!r}")
+        raise ValueError(f"the number of {name} must divide the {heads} heads, but they came as {groups!r}")

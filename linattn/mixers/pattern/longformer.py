@@ -54,7 +54,7 @@ class Longformer(PatternAttention):
         check_groups("dilations", dilations, heads)
         count = (0 if causal else 1) if global_tokens is None else global_tokens
         if count < 0 or (causal and count):
-            raise ValueError(f"global_tokens must be at least 0, and 0 where causal: they see later ones; but came as {count}")
+            raise ValueError(f"global_tokens must be at least 0, and 0 if causal, since they read later tokens, but came as {count}")
         self.global_tokens = count
         near = [local(window, 0 if causal else window, dilation) for dilation in dilations]
         self.found = [p | First(count, seeing=False) for p in near] if count else near

@@ -34,7 +34,7 @@ class Routing(Softmax):
     """``clusters`` = C centres μ of unit length in each head. Each takes n / C queries and as many keys, at least ``least``. A token may
     be in several clusters, whose outputs are averaged (their sum over their number + 1e-5), or in none, which gives 0.
 
-    C should be about the root of the length; the default is that of 16,384 tokens. The centres are no parameters: :meth:`learn` moves
+    C should be about the root of the length; the default is that of 16,384 tokens. The centres are not parameters: :meth:`learn` moves
     them by the paper's moving average of spherical k-means, and training should call it. Without causality alone: which tokens a
     cluster takes depends on all of them, so a causal model would see later ones. Maps, no positions, as in the oracle.
     """

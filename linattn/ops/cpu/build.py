@@ -26,7 +26,7 @@ from pathlib import Path
 
 NATIVE = Path(__file__).with_name("native")
 BUILT = Path(__file__).with_name("built")
-ONCE = ("pool.cpp", "isa.cpp")
+ONCE = ("pool.cpp", "isa.cpp", "sequence.cpp")
 FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-pthread",
     "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-warning-option",
@@ -97,7 +97,7 @@ def build(sanitize: bool = False) -> Path:
         return path
     BUILT.mkdir(exist_ok=True)
     isas = [name for name in names(sanitize) if _takes(compiler, ISAS[name])]
-    print(f"linattn: compiling the CPU kernels with {version.splitlines()[0]}, for {', '.join(isas)}: some minutes", file=sys.stderr)
+    print(f"linattn: compiling the CPU kernels with {version.splitlines()[0]}, for {', '.join(isas)}: this takes minutes", file=sys.stderr)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = [
             pool.submit(_object, compiler, source, isa, sanitize, _hash(version, *_texts(source)))

@@ -15,7 +15,7 @@ def refusal(gate: Tensor, x: Tensor) -> str | None:
     if gate.dtype != x.dtype or gate.shape != x.shape:
         return "it takes two tensors of one shape and dtype"
     if tracing.traced(gate, x):
-        return "tracing is active, which must see operations of torch"
+        return "tracing is active, which needs PyTorch operations"
     return library.refusal(gate, x)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -124,17 +124,42 @@ def call(name: str, *arguments: Tensor | float | None, numbers: int = 0) -> None
     function(*values, -torch.get_num_threads() if large else torch.get_num_threads())
 
 
-def bound(name: str, *arguments: Tensor | float | None, keep: object = None) -> Callable[[], None]:
-    """Bind :func:`call` to its arguments, for repeated calls; ``keep`` holds the objects whose addresses they contain."""
-    function = _kernel(name, isa())
-    if function.argtypes is None:
-        function.argtypes = [*map(_type, arguments), ctypes.c_int64]
-    values = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
+class Bound:
+    """Kernel ``name`` with the address of its arguments, for repeated calls; ``keep`` holds the objects that they point to."""
 
-    def run(_kept: object = (arguments, keep)) -> None:
-        function(*values, torch.get_num_threads())
+    def __init__(self, name: str, arguments: ctypes.Array, keep: object = None) -> None:
+        self.kernel, self.address, self.kept = _kernel(name, isa()), ctypes.addressof(arguments), (arguments, keep)
+        self.kernel.argtypes = [ctypes.c_void_p, ctypes.c_int64]
 
+    def __call__(self) -> None:
+        self.kernel(self.address, torch.get_num_threads())
+
+
+def sequence(calls: Sequence[Bound]) -> Callable[[], None]:
+    """Function that runs ``calls`` in order, as one call."""
+    run = _sequence()
+    packed = words(*(number for call in calls for number in (ctypes.cast(call.kernel, ctypes.c_void_p).value, call.address)))
+
+    def step(_kept: object = calls) -> None:
+        run(packed, len(calls), torch.get_num_threads())
+
+    return step
+
+
+@cache
+def _sequence() -> Any:
+    library, missing = _loaded()
+    if library is None:
+        raise RuntimeError(missing)
+    run = library.linattn_sequence
+    run.restype, run.argtypes = None, [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     return run
+
+
+def words(*arguments: Tensor | int | None) -> ctypes.Array:
+    """``arguments`` in memory as 8 bytes each, a tensor as the address of its first number and None as 0."""
+    values = [x.data_ptr() if isinstance(x, Tensor) else int(x or 0) for x in arguments]
+    return (ctypes.c_int64 * len(values))(*values)
 
 
 def in_rows(t: Tensor) -> Tensor:

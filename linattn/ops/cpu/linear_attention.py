@@ -132,7 +132,7 @@ def forward(*arguments: Any, cleared: bool = False) -> tuple[Any, ...]:
     return o, final, denominator, final_z, kept
 
 
-def bound_step(*arguments: Any) -> tuple[Tensor, Tensor | None, Callable[[], None]]:
+def bound_step(*arguments: Any) -> tuple[Tensor, Tensor | None, library.Bound]:
     """Bind a step to its tensors: returns output and denominator, still empty, and a function that computes them when called.
 
     The arguments are those of :func:`forward` without ``keeps``, contiguous, with initial states, which the final ones overwrite.
@@ -141,7 +141,7 @@ def bound_step(*arguments: Any) -> tuple[Tensor, Tensor | None, Callable[[], Non
     o, _, denominator, _, _ = _outputs(call, arguments[2].dtype, False, library.empty)
     packed = call.packed((*_strided(o), *_addresses(denominator, state, z, None)))
     buffer = ctypes.create_string_buffer(packed, len(packed))
-    return o, denominator, library.bound("linear_attention", ctypes.addressof(buffer), keep=(buffer, call, arguments, o, denominator))
+    return o, denominator, library.Bound("linear_attention", buffer, (call, arguments, o, denominator))
 
 
 def _outputs(call: _Call, dtype: torch.dtype, keeps: bool, empty: Callable[..., Tensor]) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ def refusal(x: Tensor, *weights: Matrix) -> str | None:
     if tracing.wanted(x, *plain):
         return "it has no gradients"
     if tracing.traced(x, *plain):
-        return "tracing is active, which must see operations of torch"
+        return "tracing is active, which needs PyTorch operations"
     return library.refusal(x, *plain)
 
 
@@ -48,7 +48,7 @@ def steps_refusal(x: Tensor, steps: Steps = ()) -> str | None:
     if tracing.wanted(*tensors):
         return "it has no gradients"
     if tracing.traced(*tensors):
-        return "tracing is active, which must see operations of torch"
+        return "tracing is active, which needs PyTorch operations"
     return library.refusal(*tensors)
 
 
@@ -67,7 +67,7 @@ def linears(
 
 def bound(
     x: Tensor, weights: Sequence[Matrix], biases: Biases, norm: Norm | None, residual: Tensor | None, gated: bool, finish: Finish = ()
-) -> tuple[list[Tensor], Callable[[], None]]:
+) -> tuple[list[Tensor], library.Bound]:
     """Bind :func:`linears` to its arguments, which are contiguous; returns empty results and a function that fills them when called."""
     each = [finish[i] if i < len(finish) else () for i in range(len(weights))]
     y = [library.empty((*x.shape[:-1], w.shape[0]), torch.float32 if s else x.dtype) for w, s in zip(weights, each, strict=True)]
@@ -85,7 +85,7 @@ def _matrix(w: Matrix) -> tuple[Tensor, int, int, int, Tensor | None, int]:
     return w.codes, w.shape[0], w.codes.shape[1], w.bits, w.scale, w.group
 
 
-def bound_norm(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, *, mean: bool) -> tuple[Tensor, Callable[[], None]]:
+def bound_norm(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, *, mean: bool) -> tuple[Tensor, library.Bound]:
     """Bind the norm of :mod:`linattn.ops.norms` over the last axis of ``x``: see :func:`bound`."""
     y, norm = library.empty(tuple(x.shape), x.dtype), Norm(weight, eps, x.shape[-1], gate)
     x = x.flatten(-2) if weight is not None and weight.ndim == 2 else x
@@ -93,12 +93,12 @@ def bound_norm(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float
     return y, _bound(x, norm, None, False, [only], kept=y, count=0, mean=mean)
 
 
-def bound_rows(weight: Quantised, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Callable[[], None]]:
+def bound_rows(weight: Quantised, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, library.Bound]:
     """Bind the reading of the rows ``ids`` [...] int64 of ``weight``, all contiguous: see :func:`bound`."""
     y, (rows, columns) = library.empty((*ids.shape, weight.shape[1]), dtype), weight.shape
     group = 0 if weight.bits == 8 else weight.group
-    numbers = group, rows, columns, ids, ids.numel(), y, library.DTYPES[dtype]
-    return y, library.bound("quantised_rows", *weight, *numbers)
+    arguments = *weight, group, rows, columns, ids, ids.numel(), y, library.DTYPES[dtype]
+    return y, library.Bound("quantised_rows", library.words(*arguments), arguments)
 
 
 def stepped(x: Tensor, steps: Steps) -> Tensor:
@@ -116,7 +116,7 @@ def _sizes(x: Tensor) -> tuple[int, int]:
 def _bound(
     x: Tensor, norm: Norm | None, residual: Tensor | None, gated: bool, maps: Sequence[tuple], *, kept: object, count: int | None = None,
     mean: bool = True,
-) -> Callable[[], None]:  # fmt: skip
+) -> library.Bound:  # fmt: skip
     """Bind the kernel to Call of linears.cpp with the first ``count`` of ``maps``, None: all. ``kept``: objects whose memory it reads."""
     weight, eps, size, gate = Norm(None, 0.0, 0) if norm is None else norm
     share = 1 / max(size, 1) if mean else 1.0  # of the sum of squares
@@ -126,7 +126,7 @@ def _bound(
         eps, share, *map(_address, (x, weight, gate, residual)), *numbers, *[0] * (FIELDS * MAPS - len(numbers)),
     )  # fmt: skip
     buffer = ctypes.create_string_buffer(packed, len(packed))
-    return library.bound("linears", ctypes.addressof(buffer), keep=(buffer, x, weight, gate, residual, kept))
+    return library.Bound("linears", buffer, (x, weight, gate, residual, kept))
 
 
 def _packed(steps: Steps) -> tuple[int, int, object]:

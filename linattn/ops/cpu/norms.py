@@ -21,7 +21,7 @@ def refusal(x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.
     if x.numel() == 0 or x.shape[-1] > WIDEST:
         return f"it takes 1 to {WIDEST} channels and at least one token"
     if tracing.traced(x, weight, gate):
-        return "tracing is active, which must see operations of torch"
+        return "tracing is active, which needs PyTorch operations"
     return library.refusal(x, weight, gate)
 
 

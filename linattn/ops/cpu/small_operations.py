@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,10 +39,11 @@ class Small(NamedTuple):
     packed: bytes
     kept: tuple[Any, ...]
 
-    def bound(self) -> Callable[[], None]:
+    def bound(self) -> library.Bound:
         """Function that runs them."""
         buffer = ctypes.create_string_buffer(self.packed, len(self.packed))
-        return library.bound("small_operations", ctypes.addressof(buffer), len(self.packed) // _operation.size, keep=(buffer, self.kept))
+        arguments = library.words(ctypes.addressof(buffer), len(self.packed) // _operation.size)
+        return library.Bound("small_operations", arguments, (buffer, self.kept))
 
 
 def joined(parts: Sequence[Small]) -> Small:

@@ -38,9 +38,9 @@ class Deferred(NamedTuple):
 def refusal(x: Flat) -> str | None:
     """Reason why writes cannot be deferred for calls like ``x``, or None if they can."""
     if any(t is not None for t in (x.read, x.write, x.bonus)) or x.denominator:
-        return "writes are deferred for the plain rule and the delta rule without a denominator"
+        return "writes are deferred only for the plain rule and the delta rule without a normaliser"
     if x.initial is None or x.v.shape[1] != 1 or x.cu_seqlens is not None:
-        return "writes are deferred in steps of one token from given states"
+        return "writes are deferred only in steps of one token from given states"
     return "states in float64 are written at each step" if x.v.dtype == torch.float64 else None
 
 

@@ -81,7 +81,7 @@ class Call:
     def separate(self, ddecay: bool) -> str | None:
         """Reason why two kernels run in place of that one, or None."""
         if self.rowwise and ddecay and self.decay is not None and self.decay.stride(1) == 0:
-            return "a constant decay's gradient, a sum over tokens that cancels, would be too coarse"
+            return "the gradient of a constant decay, a sum over tokens with cancellation, would be inaccurate"
         return choice.idle(self.v.device, self.plan.segments * self.heads)
 
     def unkept(self) -> str | None:
@@ -90,7 +90,7 @@ class Call:
         That would otherwise lie in the memory of the gradient of k, which now has states, so that a backward pass needs no more memory.
         """
         if not self.fusible or not self.rowwise:
-            return "only the delta rule without decays per channel keeps them, for 128 keys and values"
+            return "only the delta rule without decays per channel saves them, for K = V = 128"
         if not self.aligned:
             return f"not every chunk has {self.plan.chunk} tokens, so that its states do not fit into the memory of its gradients"
         return self.separate(True)

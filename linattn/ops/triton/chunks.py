@@ -66,7 +66,7 @@ def forward(*arguments: Any, reuse: bool = True) -> launch.Tensors:
 
 
 def recorded(*arguments: Any) -> launch.Tensors:
-    """:func:`forward` in a compiled graph, which knows shapes but no addresses, on which it depends whether anything prepared is kept."""
+    """:func:`forward` in a compiled graph. It has shapes but no addresses, which decide whether prepared chunks are kept."""
     return forward(*arguments, reuse=False)
 
 

@@ -125,7 +125,7 @@ def or_else(otherwise: Callable[..., Any], name: Callable[..., Hashable]) -> Cal
                 return function(*arguments, **options)
             except Unfit as error:
                 remember(name(*arguments, **options), error)
-                warnings.warn(f"torch's operations run in place of a GPU kernel of linattn: {error}", stacklevel=2)
+                warnings.warn(f"a GPU kernel of linattn cannot run here, so PyTorch operations run instead: {error}", stacklevel=2)
                 return otherwise(*arguments, **options)
 
         return run  # type: ignore[return-value]

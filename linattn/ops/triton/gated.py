@@ -59,7 +59,7 @@ def refusal(gate: Tensor, x: Tensor) -> str | None:
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16) or not x.numel():
         return f"its results are float32 or half precision, and not empty, but x is {x.dtype} {list(x.shape)}"
     if tracing.traced(gate, x):
-        return "tracing is active, which must see operations of torch"
+        return "tracing is active, which needs PyTorch operations"
     return fitting.refusal(_name(gate))
 
 

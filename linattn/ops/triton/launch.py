@@ -79,7 +79,7 @@ def replay_refusal(device: torch.device) -> str | None:
     """Reason why launches on ``device`` are not replayed, or None if they are; tried once per process and device, see probe.py."""
     if device not in _replay_refusals:
         if capturing():
-            return "a CUDA graph is being captured, and whether launches can be replayed has not been tried before"
+            return "a CUDA graph is being captured, and whether launches can be replayed was not tested before it"
         _replay_refusals[device] = probe.refusal(device)
     return _replay_refusals[device]
 

@@ -176,7 +176,7 @@ def refusal(x: Tensor, *weights: Tensor) -> str | None:
     if not x.numel() or len(weights) > MAPS or x.shape[-1] > LARGEST:
         return f"it takes at most {MAPS} matrices of at most {LARGEST} columns, but x has shape {list(x.shape)}"
     if tracing.traced(x, *weights):
-        return "tracing is active, which must see operations of torch"
+        return "tracing is active, which needs PyTorch operations"
     return fitting.refusal(_name(x, weights))
 
 

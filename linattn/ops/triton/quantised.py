@@ -232,7 +232,7 @@ def refusal(x: Tensor, *weights: Matrix) -> str | None:
     if len({w.group for w in codes if w.bits == 4}) > 1:
         return "all matrices of 4 bits must have one group"
     if tracing.traced(x, *plain):
-        return "tracing is active, which must see operations of torch"
+        return "tracing is active, which needs PyTorch operations"
     return fitting.refusal(_name(x, weights))
 
 

@@ -30,7 +30,7 @@ LINATTN_INLINE void chunk_products(
             sum = _mm512_dpbusd_epi32(sum, high, _mm512_loadu_si512(numbers + 2 * UNIT));
             rest = _mm512_dpbusd_epi32(rest, high, _mm512_loadu_si512(numbers + 3 * UNIT));
             const __m512 all = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(sum, 8), rest));
-            const __m512 near = _mm512_loadu_ps(scales[r * V + v] + c * (FINE ? 4 : 2));
+            const __m512 near = _mm512_castps128_ps512(_mm_loadu_ps(scales[r * V + v] + c * (FINE ? 4 : 2)));
             const __m512 scale = WHOLE ? _mm512_permutexvar_ps(places, near)
                                        : _mm512_maskz_permutexvar_ps(_mm512_movepi32_mask(_mm512_movm_epi8(there)), places, near);
             total[r][v] = _mm512_fmadd_ps(all, scale, total[r][v]);

@@ -105,21 +105,25 @@ struct Vectors {
     const float* x;
     int64_t row;
     const Rounded* rounded;
-    int64_t joined() const { return 2 * (row / UNIT) + 2 * LANES; }  // scales of a row of a matrix and of a vector
+    int64_t joined() const { return (2 * (row / UNIT) + 2 * LANES + 15) / 16 * 16; }  // room for scales of a row of a matrix and of a vector
 };
 
-// Scales of some rows of a 4-bit matrix as floats, followed by space for their products with the scales of vectors.
+// Scales of some rows of a 4-bit matrix times those of some vectors, all of them before any product: what was just stored is slow to load.
 struct Scales {
-    int64_t first, groups;
-    float *groups_of, *joined;
+    int64_t first, row, vectors;
+    const float* joined;
+    const float* at(int64_t r, int64_t v) const { return joined + ((r - first) * vectors + v) * row; }
 };
-LINATTN_INLINE Scales scales_of(const Call& call, const Call::Map& map, const Vectors& in, int64_t first, int64_t rows) {
+LINATTN_INLINE Scales scales_of(
+    const Call& call, const Call::Map& map, const Vectors& in, int64_t v, int64_t vectors, int64_t first, int64_t rows) {
     if (map.bits != 4) return {};
-    const int64_t groups = call.inputs / map.group, count = rows * groups, room = (count + 2 * LANES - 1) / LANES * LANES;
-    float* to = own.room(room + 4 * in.joined());
-    const float16* from = (const float16*)map.scales + first * groups;
-    for (int64_t i = 0; i < room; i += LANES) store(to + i, i < count ? load(from + i, int(min(LANES, count - i))) : zero());
-    return {first, groups, to, to + room};
+    const int64_t groups = call.inputs / map.group, all_groups = map.outputs * groups;
+    float* to = own.room(rows * vectors * in.joined());
+    const Scales all{first, in.joined(), vectors, to};
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < vectors; i++, to += all.row)
+            join_scales((const float16*)map.scales, (first + r) * groups, all_groups, groups, map.group, in.rounded[v + i], to);
+    return all;
 }
 
 // R rows of a matrix from r on with V vectors from v on, summed into lanes.
@@ -134,11 +138,7 @@ LINATTN_INLINE void rows_products(
     if (map.bits == 8)
         return products8<R, V>((const int8_t*)map.matrix + r * map.row, map.row, in.rounded + v, call.inputs, totals, step);
     const float* scales[R * V];
-    for (int i = 0; i < R * V; i++) {
-        float* to = all.joined + i * in.joined();
-        join_scales(all.groups_of + (r + i / V - all.first) * all.groups, all.groups, map.group, in.rounded[v + i % V], to);
-        scales[i] = to;
-    }
+    for (int i = 0; i < R * V; i++) scales[i] = all.at(r + i / V, i % V);
     const uint8_t* codes = (const uint8_t*)map.matrix + r * map.row;
     if (map.group == BLOCK32) products4<R, V, true>(codes, map.row, scales, in.rounded + v, call.inputs, totals, step);
     else products4<R, V, false>(codes, map.row, scales, in.rounded + v, call.inputs, totals, step);
@@ -162,11 +162,13 @@ void rows_of(const Call& call, const Call::Map& map, const Vectors& in, int64_t 
 // Rows [first, first + count) of a matrix with all vectors: results[v][r].
 template <class T>
 void multiply(const Call& call, const Call::Map& map, const Vectors& in, int64_t first, int count, float (*results)[BLOCK]) {
-    alignas(64) float totals[4][BLOCK * LANES] = {};
-    const Scales scales = scales_of(call, map, in, first, count);
+    alignas(64) float totals[4][BLOCK * LANES];
     for (int64_t v = 0; v < call.vectors;) {
         const int64_t left = call.vectors - v;
         const int some = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        const Scales scales = scales_of(call, map, in, v, some, first, count);
+        for (int k = 0; k < some; k++)
+            for (int r = count; r % LANES != 0; r++) store(totals[k] + r * LANES, zero());
         if (some == 4) rows_of<4, T>(call, map, in, v, first, count, scales, totals[0]);
         else if (some == 2) rows_of<2, T>(call, map, in, v, first, count, scales, totals[0]);
         else rows_of<1, T>(call, map, in, v, first, count, scales, totals[0]);

@@ -30,19 +30,27 @@ void row4(const uint8_t* codes, const float16* scales, int64_t group, int64_t co
     }
 }
 
+struct Call {
+    const void *codes, *scales;
+    int64_t group, rows, columns;
+    const int64_t* ids;
+    int64_t count;
+    void* to;
+    int64_t dtype;
+};
+
 }  // namespace
 
 // to[i] = row ids[i]; `group` 0: codes of 8 bits, with a float scale for each row. Ids out of range are skipped.
-LINATTN_ENTRY(quantised_rows)
-(const void* codes, const void* scales, int64_t group, int64_t rows, int64_t columns, const int64_t* ids, int64_t count, void* to, int64_t dtype,
- int64_t) {
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t row = ids[i];
-        if (row < 0 || row >= rows) continue;
-        if (group == 0) row8((const int8_t*)codes + row * columns, ((const float*)scales)[row], columns, to, dtype, i * columns);
+LINATTN_ENTRY(quantised_rows)(const void* given, int64_t) {
+    const Call& of = *(const Call*)given;
+    for (int64_t i = 0; i < of.count; i++) {
+        const int64_t row = of.ids[i], at = i * of.columns;
+        if (row < 0 || row >= of.rows) continue;
+        if (of.group == 0) row8((const int8_t*)of.codes + row * of.columns, ((const float*)of.scales)[row], of.columns, of.to, of.dtype, at);
         else
-            row4((const uint8_t*)codes + row * columns / 2, (const float16*)scales + row * (columns / group), group, columns, to, dtype,
-                 i * columns);
+            row4((const uint8_t*)of.codes + row * of.columns / 2, (const float16*)of.scales + row * (of.columns / of.group), of.group,
+                 of.columns, of.to, of.dtype, at);
     }
 }
 

@@ -175,11 +175,13 @@ LINATTN_INLINE void products8(const int8_t* w, int64_t row, const Rounded* x, in
         for (int v = 0; v < V; v++) store(totals + r * LANES + v * step, total[r][v]);
 }
 
-// Products of the scales of a row's groups, as floats with room behind them, with those of x: one for each unit, or for each block of 32
-// if the groups are.
-LINATTN_INLINE void join_scales(const float* groups, int64_t count, int64_t group, const Rounded& x, float* to) {
+// Products of the scales of a row's groups, `count` of `all` from `first` on, with those of x: one for each unit, or for each block of 32 if
+// the groups are. Behind them is what is in memory.
+LINATTN_INLINE void join_scales(
+    const float16* groups, int64_t first, int64_t all, int64_t count, int64_t group, const Rounded& x, float* to) {
     for (int64_t i = 0; i < count; i += LANES) {
-        const Float scale = load(groups + i);
+        const int64_t left = all - first - i;
+        const Float scale = left < LANES ? load(groups + first + i, int(left)) : load(groups + first + i);
         if (group == 32) store(to + i, scale * load(x.twice + i));
         else if (group == 64) store(to + i, scale * load(x.scale + i));
         else {

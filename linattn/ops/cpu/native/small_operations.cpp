@@ -34,6 +34,11 @@ struct Operation {
     Operand to, x, y, z;
 };
 
+struct Call {
+    const Operation* operations;
+    int64_t count;
+};
+
 template <class Body>
 LINATTN_INLINE void every(const Operation& of, Body body) {
     for (int64_t r = 0; r < of.rows; r++)
@@ -100,9 +105,10 @@ void run(const Operation& of) {
 
 }  // namespace
 
-LINATTN_ENTRY(small_operations)(const void* operations, int64_t count, int64_t) {
-    parallel(1, 1, [=](int64_t) {
-        for (int64_t i = 0; i < count; i++) run(((const Operation*)operations)[i]);
+LINATTN_ENTRY(small_operations)(const void* given, int64_t) {
+    const Call& call = *(const Call*)given;
+    parallel(1, 1, [&](int64_t) {
+        for (int64_t i = 0; i < call.count; i++) run(call.operations[i]);
     });
 }
 

@@ -86,22 +86,31 @@ LINATTN_INLINE Float along_numbers(const Head& x, int64_t first, int n, Float dt
     return sums(parts);
 }
 
+// A step of the short convolution: state [batch, slots, width] and x [batch, width] in one dtype; w, whose rows are taps, of which the last
+// meets x; y contiguous.
+struct Convolution {
+    Strided x;
+    void* state;
+    int64_t row, slot, channel, slots;  // strides of the state, and their number
+    Strided w, bias;
+    void* y;
+    int64_t batch, width, taps, activation;
+};
+
 template <class T>
-void convolve(
-    const Strided& x, T* state, int64_t row, int64_t slot, int64_t channel, int64_t slots, const Strided& w, const Strided& bias, T* y,
-    int64_t width, int64_t taps, bool activation, int64_t r, int64_t first, int n) {
-    const Float now = x.at(r, 0, first, n);
-    Float z = bias.data ? bias.at(0, 0, first, n) : zero();
-    T* place = state + r * row + first * channel;
-    for (int64_t i = 0; i < slots; i++) {
-        const Float past = gathered(place + i * slot, channel, n);
-        const int64_t tap = i - slots + taps - 1;
-        if (tap >= 0) z = fma(w.at(tap, 0, first, n), past, z);
-        if (i > 0) scattered(place + (i - 1) * slot, channel, past, n);
+void convolve(const Convolution& of, int64_t r, int64_t first, int n) {
+    const Float now = of.x.at(r, 0, first, n);
+    Float z = of.bias.data ? of.bias.at(0, 0, first, n) : zero();
+    T* place = (T*)of.state + r * of.row + first * of.channel;
+    for (int64_t i = 0; i < of.slots; i++) {
+        const Float past = gathered(place + i * of.slot, of.channel, n);
+        const int64_t tap = i - of.slots + of.taps - 1;
+        if (tap >= 0) z = fma(of.w.at(tap, 0, first, n), past, z);
+        if (i > 0) scattered(place + (i - 1) * of.slot, of.channel, past, n);
     }
-    if (slots > 0) scattered(place + (slots - 1) * slot, channel, now, n);
-    z = fma(w.at(taps - 1, 0, first, n), now, z);
-    store(y + r * width + first, activation ? z * sigmoid(z) : z, n);
+    if (of.slots > 0) scattered(place + (of.slots - 1) * of.slot, of.channel, now, n);
+    z = fma(of.w.at(of.taps - 1, 0, first, n), now, z);
+    store((T*)of.y + r * of.width + first, of.activation ? z * sigmoid(z) : z, n);
 }
 
 }  // namespace
@@ -151,26 +160,18 @@ LINATTN_ENTRY(selective_step)
     });
 }
 
-// state [batch, slots, width] and x [batch, width] in one dtype; w, whose rows are taps, of which the last meets x; y contiguous.
-LINATTN_ENTRY(convolution_step)
-(LINATTN_STRIDED(x), void* state, int64_t row, int64_t slot, int64_t channel, int64_t slots, LINATTN_STRIDED(w),
- LINATTN_STRIDED(bias), void* y, int64_t batch, int64_t width, int64_t taps, int64_t activation, int64_t threads) {
-    LINATTN_THIS_STRIDED(x);
-    LINATTN_THIS_STRIDED(w);
-    LINATTN_THIS_STRIDED(bias);
-    const int64_t slabs = (width + SLAB - 1) / SLAB;
-    parallel(batch * slabs, width < 1024 ? 1 : threads, [&](int64_t task) {
+LINATTN_ENTRY(convolution_step)(const void* given, int64_t threads) {
+    const Convolution& of = *(const Convolution*)given;
+    const int64_t slabs = (of.width + SLAB - 1) / SLAB;
+    parallel(of.batch * slabs, of.width < 1024 ? 1 : threads, [&](int64_t task) {
         const int64_t r = task / slabs;
-        const Slab part = slab(task % slabs, width);
+        const Slab part = slab(task % slabs, of.width);
         for (int block = 0; block < part.blocks(); block++) {
             const int n = part.lanes(block);
             const int64_t first = part.first + block * LANES;
-            if (x.dtype == BFLOAT16)
-                convolve(x, (bfloat16*)state, row, slot, channel, slots, w, bias, (bfloat16*)y, width, taps, activation, r, first, n);
-            else if (x.dtype == FLOAT16)
-                convolve(x, (float16*)state, row, slot, channel, slots, w, bias, (float16*)y, width, taps, activation, r, first, n);
-            else
-                convolve(x, (float*)state, row, slot, channel, slots, w, bias, (float*)y, width, taps, activation, r, first, n);
+            if (of.x.dtype == BFLOAT16) convolve<bfloat16>(of, r, first, n);
+            else if (of.x.dtype == FLOAT16) convolve<float16>(of, r, first, n);
+            else convolve<float>(of, r, first, n);
         }
     });
 }

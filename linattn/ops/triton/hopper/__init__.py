@@ -44,7 +44,7 @@ def gluon_refusal(device: torch.device) -> str | None:
     """Reason why the kernels do not run on ``device``, a Hopper, or None if they do; tested once per process and device, see trial.py."""
     if device not in _gluon_refusals:
         if capturing():
-            return "a CUDA graph is being captured, and whether they run has not been tried before"
+            return "a CUDA graph is being captured, and whether they run was not tested before it"
         _gluon_refusals[device] = _tried(device)
     return _gluon_refusals[device]
 

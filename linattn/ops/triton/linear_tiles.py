@@ -1,7 +1,7 @@
 """Tiles of the product of several vectors and a few matrices.
 
-The cost of such a product is that of reading the matrices, so all multiprocessors have to read. Wide tiles read the vectors less often,
-but there are few of them; several programs then share the channels of a tile.
+The cost of such a product is that of reading the matrices, so all multiprocessors must read. Wide tiles read the vectors less often,
+but there are few of them; then several programs share the channels of a tile (split-K).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ WIDTHS = (128, 64, 32)  # rows of a matrix per tile: the widest that gives MANY 
 NARROW = 16  # the same where fewer than MANY_OF_ONE tiles read one tile of vectors
 MANY = 170  # tiles, more than one per multiprocessor of the largest devices
 MANY_OF_ONE = 100
-PROGRAMS = 80  # programs that are enough: sharing channels costs more than a few idle multiprocessors
+PROGRAMS = 80  # sufficient programs: split-K costs more than a few idle multiprocessors
 LONG, PROGRAMS_OF_LONG = 16, 160  # the same where each program still has half of LONG blocks of channels
 SHARED = 96 << 10  # bytes of shared memory of a program: two programs fit on a Hopper multiprocessor, one on an Ampere's
 DEEP, ALONE = 256, 132  # channels at a time where there are so few tiles that a multiprocessor has one
@@ -60,7 +60,7 @@ def choose(
     split = 1
     while tiles <= counters and steps >= 8 * split and _few(tiles * split, steps >= LONG * split):
         split *= 2
-    split = triton.cdiv(steps, triton.cdiv(steps, split))  # programs that have any channels
+    split = triton.cdiv(steps, triton.cdiv(steps, split))  # programs with any channels
     return Tiles(BM, BN, BK, split, num_warps=4, num_stages=stages)
 
 

@@ -1,7 +1,7 @@
-"""Norms over the last axis on a GPU: kernels of whole rows, forward and backward from the inputs alone.
+"""Norms over the last axis on a GPU: kernels over whole rows, forward and backward, saving only the inputs.
 
 Tensors are [M, H, V]. A row is read once, its sum is float32, and results are rounded once. Gradients of a weight are summed over
-the rows of a program and then over programs, in an order that depends on shapes alone.
+the rows of a program and then over programs, in an order that depends only on shapes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Shape(NamedTuple):
     V: int
     RB: int  # rows of a tile
     VB: int  # channels of a tile
-    EACH: bool  # each head has a weight of its own, and a program has one head
+    EACH: bool  # weights per head, one head per program
     MEAN: bool  # the sum is divided by V
 
 

@@ -34,12 +34,11 @@ RESULTS_OF = {  # arguments that results are as large as
     "linattn::chunk_forward": (2,), "linattn::chunk_backward": range(2, 11),
     "linattn::gpu_norm": (0,), "linattn::gpu_norm_backward": (1, 2, 3),
     "linattn::short_convolution": (0,), "linattn::short_convolution_backward": range(1, 5),
-    "linattn::unit_convolution": (0,), "linattn::unit_convolution_backward": range(3, 7),
 }  # fmt: skip
 KINDS = {  # operations of a training step, the first that is found in a kernel's
     "optimizer": r"adam|_foreach|Optimizer",
     "recurrence": r"linattn::chunk",
-    "short convolution": r"linattn::(short|unit)_convolution",
+    "short convolution": r"linattn::short_convolution",
     "norms of heads": r"linattn::(gpu_)?norm",
     "loss": r"log_softmax|nll_loss|logsumexp|cross_entropy",
     "fused elementwise": r"^triton_",

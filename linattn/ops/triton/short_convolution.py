@@ -108,11 +108,7 @@ def _unit_portable(
 
 def _unit_portable_backward(d_q: Tensor, d_k: Tensor | None, d_v: Tensor | None, *arguments: Any) -> tuple[Tensor | None, ...]:
     *tensors, q, k, eps = arguments
-
-    def form(x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-        return _unit_portable(x, before, weight, bias, q, k, eps)
-
-    return tuple(fitting.differentiated(form, tuple(tensors), (d_q, d_k, d_v)))
+    return tuple(fitting.differentiated(lambda *given: _unit_portable(*given, q, k, eps), tuple(tensors), (d_q, d_k, d_v)))
 
 
 @fitting.or_else(_unit_portable, _name)

@@ -12,7 +12,6 @@ from linattn.mixers.context import CallContext
 from linattn.ops import convolution_step, sharding
 from linattn.ops.norms import rms_norm, unit_length
 from linattn.ops.short_convolution import short_convolution
-from linattn.ops.unit_convolution import divided, unit_convolution
 
 
 def to_float32(t: Tensor) -> Tensor:
@@ -107,13 +106,6 @@ class ShortConvolution(nn.Module):
         with sharding.activated(None):  # x already has the previous tokens
             y = short_convolution(longer, self.weight, self.bias, activation=self.activation)
         return y[:, self.width - 1 :] if places is None else y.index_select(1, places)
-
-    def heads(self, x: Tensor, call: CallContext, sizes: tuple[int, int, int], head: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Convolve [B, T, D] to q and k [B, T, heads, head] of unit length and v [B, T, rest], whose channels are ``sizes``."""
-        if call.cu_seqlens is None and not call.sharded and self.activation and call.recorded(self.name, x) is None:
-            before = call.before(self.name, x, self.width - 1)
-            return unit_convolution(x, self.weight, self.bias, before=before, sizes=sizes, head=head)
-        return divided(self(x, call), sizes, head)
 
 
 class WideLayerNorm(nn.LayerNorm):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linattn.mixers.base import Mixer, Recurrence
 from linattn.mixers.context import CallContext
-from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, clamp_beta, head_size, time_steps, to_float32
+from linattn.mixers.parts import HeadNorm, ShortConvolution, at_least, clamp_beta, head_size, time_steps, to_float32, unit
 from linattn.mixers.registry import register
 
 
@@ -56,7 +56,8 @@ class GatedDeltaNet(Mixer):
         self.o_proj = nn.Linear(self.values, dim, bias=False)
 
     def project(self, x: Tensor, call: CallContext) -> Recurrence:
-        q, k, v = self.conv.heads(self.qkv_proj(x), call, (self.keys, self.keys, self.values), self.key_size)
+        q, k, v = self.conv(self.qkv_proj(x), call).split((self.keys, self.keys, self.values), -1)
+        q, k = (unit(t.unflatten(-1, (self.heads, -1)), dtype=t.dtype) for t in (q, k))
         decay = -self.A_log.exp() * F.softplus(to_float32(self.a_proj(x)) + self.dt_bias)
         beta = self.largest_beta * to_float32(self.b_proj(x)).sigmoid()
         if self.largest_beta > 1:

@@ -10,7 +10,6 @@ import triton
 from torch import Tensor
 
 from linattn.ops.torch import short_convolution as portable
-from linattn.ops.torch.norms import norm
 from linattn.ops.triton import fitting, launch
 from linattn.ops.triton import short_convolution_kernels as kernels
 
@@ -60,14 +59,9 @@ def backward(
     """Gradients of ``x``, ``before``, ``weight`` and ``bias``, each None if the input is None."""
     tensors = (_rows(x), *_contiguous(before, weight, bias), _rows(d_y))
     d_x, d_before, parts = launch.run(_backward, x, tensors, activation, BACKWARD)
-    return d_x, d_before, *_summed(parts, weight, bias)
-
-
-def _summed(parts: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Gradients of ``weight`` and ``bias`` from those of each segment."""
     sums = parts.sum((0, 1))  # [W + 1, D]
     d_weight = weight.new_empty(weight.shape).copy_(sums[:-1].t()[:, None])
-    return d_weight, None if bias is None else sums[-1].to(bias.dtype, copy=True)
+    return d_x, d_before, d_weight, None if bias is None else sums[-1].to(bias.dtype, copy=True)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -86,68 +80,9 @@ def _forward(
     y = recorder.empty(batch, tokens, width, dtype=x.dtype)
     span = config.groups * config.tokens
     segments = triton.cdiv(tokens, span)
-    _launch(recorder, kernels.forward, config, batch * segments, weight, activation, (x, before, weight, bias, y, None, None),
-            (*x.stride()[:2], tokens, segments, span, 0.0))  # fmt: skip
+    _launch(recorder, kernels.forward, config, batch * segments, weight, activation, (x, before, weight, bias, y),
+            (*x.stride()[:2], tokens, segments, span))  # fmt: skip
     return (y,)
-
-
-def unit_refusal(x: Tensor, weight: Tensor, sizes: tuple[int, ...], head: int) -> str | None:
-    """Reason why the kernels do not also divide heads of ``head`` channels by their lengths, or None."""
-    if not head == FORWARD.channels == BACKWARD.channels or any(n % head for n in sizes):
-        return f"it takes heads of {FORWARD.channels} channels, but they have {head}"
-    return refusal(x, weight)
-
-
-def _unit_portable(
-    x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, q: int, k: int, eps: float
-) -> tuple[Tensor, ...]:  # fmt: skip
-    parts = portable.shifted(x, before, weight, bias, True).split((q, k, x.shape[2] - q - k), -1)
-    heads = [t.unflatten(-1, (-1, FORWARD.channels)) for t in parts[:2]]
-    return *(norm(t, None, None, eps, False, t.dtype).flatten(-2) for t in heads), parts[2].contiguous()
-
-
-def _unit_portable_backward(d_q: Tensor, d_k: Tensor | None, d_v: Tensor | None, *arguments: Any) -> tuple[Tensor | None, ...]:
-    *tensors, q, k, eps = arguments
-    return tuple(fitting.differentiated(lambda *given: _unit_portable(*given, q, k, eps), tuple(tensors), (d_q, d_k, d_v)))
-
-
-@fitting.or_else(_unit_portable, _name)
-def unit_forward(x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, q: int, k: int, eps: float) -> tuple[Tensor, ...]:
-    """Results of ``linattn::unit_convolution``: q, k and v [B, T, D of each] of x [B, T, D]; q and k are numbers of channels."""
-    return launch.run(_unit_forward, x, (_rows(x), *_contiguous(before, weight, bias)), q, k, eps, FORWARD)
-
-
-@fitting.or_else(_unit_portable_backward, lambda _, __, ___, *arguments: _name(*arguments))
-def unit_backward(
-    d_q: Tensor, d_k: Tensor | None, d_v: Tensor | None, x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None,
-    q: int, k: int, eps: float,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Gradients of ``x``, ``before``, ``weight`` and ``bias``, each None if the input is None."""
-    sizes = (q, k, x.shape[2] - q - k)
-    d = [x.new_zeros(*x.shape[:2], n) if t is None else t.contiguous() for t, n in zip((d_q, d_k, d_v), sizes, strict=True)]
-    tensors = (_rows(x), *_contiguous(before, weight, bias), *d)
-    d_x, d_before, parts = launch.run(_unit_backward, x, tensors, q, k, eps, BACKWARD)
-    return d_x, d_before, *_summed(parts, weight, bias)
-
-
-def _unit_forward(
-    recorder: launch.Recorder, x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, q: int, k: int, eps: float,
-    config: Config,
-) -> launch.Tensors:  # fmt: skip
-    batch, tokens, width = x.shape
-    results = [recorder.empty(batch, tokens, n, dtype=x.dtype) for n in (q, k, width - q - k)]
-    span = config.groups * config.tokens
-    segments = triton.cdiv(tokens, span)
-    _launch(recorder, kernels.forward, config, batch * segments, weight, True, (x, before, weight, bias, results[2], *results[:2]),
-            (*x.stride()[:2], tokens, segments, span, eps), Q=q, K=k)  # fmt: skip
-    return tuple(results)
-
-
-def _unit_backward(
-    recorder: launch.Recorder, x: Tensor, before: Tensor | None, weight: Tensor, bias: Tensor | None, d_q: Tensor, d_k: Tensor, d_v: Tensor,
-    q: int, k: int, eps: float, config: Config,
-) -> launch.Tensors:  # fmt: skip
-    return _gradients(recorder, (x, before, weight, bias), (d_v, d_q, d_k), True, config, eps, Q=q, K=k)
 
 
 def _backward(
@@ -160,16 +95,6 @@ def _backward(
     activation: bool,
     config: Config,
 ) -> launch.Tensors:
-    return _gradients(recorder, (x, before, weight, bias), (d_y, None, None), activation, config, 0.0)
-
-
-def _gradients(
-    recorder: launch.Recorder, given: launch.Tensors, cotangents: launch.Tensors, activation: bool, config: Config, eps: float,
-    **channels: int,
-) -> launch.Tensors:  # fmt: skip
-    """Gradients of ``given``, x, before, weight and bias, from ``cotangents`` of y or of v, q and k with their ``channels``."""
-    x, before, weight, _ = given
-    d_y = cotangents[0]
     batch, tokens, width = x.shape
     taps = weight.shape[2]
     span = config.groups * config.tokens - (taps - 1)  # whole groups, including the tokens beyond a segment
@@ -177,9 +102,9 @@ def _gradients(
     d_x = recorder.empty(batch, tokens, width, dtype=x.dtype)
     d_before = None if before is None else recorder.empty(*before.shape, dtype=before.dtype)
     parts = recorder.empty(batch, segments, taps + 1, width, dtype=torch.float32)
-    tensors = (*given, *cotangents, d_x, d_before, parts)
+    tensors = (x, before, weight, bias, d_y, d_x, d_before, parts)
     _launch(recorder, kernels.backward, config, batch * segments, weight, activation, tensors,
-            (*x.stride()[:2], *d_y.stride()[:2], tokens, segments, span, eps), **channels)  # fmt: skip
+            (*x.stride()[:2], *d_y.stride()[:2], tokens, segments, span))  # fmt: skip
     return d_x, d_before, parts
 
 
@@ -191,12 +116,11 @@ def _launch(
     weight: Tensor,
     activation: bool,
     tensors: launch.Tensors,
-    numbers: tuple[int | float, ...],
-    **channels: int,
+    numbers: tuple[int, ...],
 ) -> None:
     width, _, taps = weight.shape
     grid = (triton.cdiv(width, config.channels) * rows, 1, 1)
     recorder.launch(
-        kernel, grid, tensors, numbers, shape=kernels.Shape(width, taps, config.channels, config.tokens, activation, **channels),
+        kernel, grid, tensors, numbers, shape=kernels.Shape(width, taps, config.channels, config.tokens, activation),
         num_warps=config.warps,
     )  # fmt: skip

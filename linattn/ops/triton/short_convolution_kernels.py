@@ -21,8 +21,6 @@ class Shape(NamedTuple):
     DB: int  # channels of a program
     C: int  # tokens that are read at a time
     ACTIVATION: bool
-    Q: int = 0  # channels of q and of k, whose heads of DB channels have unit length; the rest are those of v. 0: all are of y
-    K: int = 0
 
 
 @triton.jit
@@ -33,30 +31,6 @@ def _place(segments, D: tl.constexpr, DB: tl.constexpr):
     d = block * DB + tl.arange(0, DB)
     real = tl.full([DB], True, tl.int1) if D % DB == 0 else d < D
     return d, real, rest % segments, (rest // segments).to(tl.int64)
-
-
-@triton.jit
-def _part(q, k, y, d, shape: tl.constexpr):
-    """Tensor of this program's channels, its width and the first of its channels among all, and whether their length is 1."""
-    D: tl.constexpr = shape.D
-    Q: tl.constexpr = shape.Q
-    K: tl.constexpr = shape.K
-    tensor, width, first, unit = y, D, 0, False
-    if Q > 0:
-        blocks: tl.constexpr = D // shape.DB
-        channel = tl.program_id(0) % blocks * shape.DB
-        width, first, unit = D - Q - K, Q + K, channel < Q + K
-        if channel < Q:
-            tensor, width, first = q, Q, 0
-        elif channel < Q + K:
-            tensor, width, first = k, K, Q
-    return tensor, width, first, unit
-
-
-@triton.jit
-def _inverse_length(z, unit, eps):
-    """Inverse of the length of ``z``, or 1."""
-    return tl.where(unit, 1.0 / tl.sqrt_rn(tl.sum(z * z, 0) + eps), 1.0)
 
 
 @triton.jit
@@ -105,7 +79,7 @@ def _sigmoid(z):
 
 @triton.jit(do_not_specialize=["T", "segments", "span"])
 def forward(
-    x, before, weight, bias, y, q, k, x_row, x_token, T, segments, span, eps, shape: tl.constexpr
+    x, before, weight, bias, y, x_row, x_token, T, segments, span, shape: tl.constexpr
 ):  # fmt: skip
     """``x`` [B, T, D] with strides, ``before`` [B, W - 1, D], ``weight`` [D, W], ``bias`` [D]: ``y`` [B, T, D]."""
     D: tl.constexpr = shape.D
@@ -116,8 +90,7 @@ def forward(
     start = segment * span
     count = tl.minimum(span, T - start)
     x += row * x_row + start.to(tl.int64) * x_token
-    out, width, first, unit = _part(q, k, y, d, shape)
-    out += (row * T + start) * width - first
+    y += (row * T + start) * D
     taps = _taps(weight, d, real, W)
     offset = tl.zeros([DB], tl.float32)
     if bias is not None:
@@ -130,16 +103,13 @@ def forward(
             z = _sum(seen, now, taps, offset, W)
             if shape.ACTIVATION:
                 z = z * _sigmoid(z)
-            if shape.Q > 0:
-                z *= _inverse_length(z, unit, eps)
-            tl.store(out + (t + i) * width + d, z.to(y.dtype.element_ty), mask=(t + i < count) & real)
+            tl.store(y + (t + i) * D + d, z.to(y.dtype.element_ty), mask=(t + i < count) & real)
             seen = seen[1:] + (now,)
 
 
 @triton.jit(do_not_specialize=["T", "segments", "span"])
 def backward(
-    x, before, weight, bias, d_y, d_q, d_k, d_x, d_before, parts, x_row, x_token, y_row, y_token, T, segments, span, eps,
-    shape: tl.constexpr,
+    x, before, weight, bias, d_y, d_x, d_before, parts, x_row, x_token, y_row, y_token, T, segments, span, shape: tl.constexpr
 ):  # fmt: skip
     """``d_y`` [B, T, D] with strides: ``d_x``, ``d_before``, and ``parts`` [B, segments, W + 1, D] of weight and bias.
 
@@ -154,10 +124,7 @@ def backward(
     count = tl.minimum(span, T - start)
     there = tl.minimum(count + W - 1, T - start)
     x += row * x_row + start.to(tl.int64) * x_token
-    d_out, width, first, unit = _part(d_q, d_k, d_y, d, shape)
-    if shape.Q > 0:  # contiguous
-        y_row, y_token = T * width, width
-    d_out += row * y_row + start.to(tl.int64) * y_token - first
+    d_y += row * y_row + start.to(tl.int64) * y_token
     d_x += (row * T + start) * D
     taps = _taps(weight, d, real, W)
     offset = tl.zeros([DB], tl.float32)
@@ -171,16 +138,12 @@ def backward(
         sums = sums + (tl.zeros([DB], tl.float32),)
     for t in range(0, count + W - 1, C):
         rows = _rows(x, t, there, d, real, x_token, C)
-        gradients = _rows(d_out, t, there, d, real, y_token, C)
+        gradients = _rows(d_y, t, there, d, real, y_token, C)
         for i in tl.static_range(C):
             now, dz = rows[i].to(tl.float32), gradients[i].to(tl.float32)
             if shape.ACTIVATION:
                 z = _sum(seen, now, taps, offset, W)
                 sigmoid = _sigmoid(z)
-                if shape.Q > 0:
-                    inverse = _inverse_length(z * sigmoid, unit, eps)
-                    n = z * sigmoid * inverse
-                    dz = inverse * (dz - tl.where(unit, tl.sum(dz * n, 0), 0.0) * n)
                 dz *= sigmoid * (1.0 + z * (1.0 - sigmoid))
             own = tl.where(t + i < count, dz, 0.0)
             added = ()  # type: tuple

@@ -21,7 +21,6 @@ from linattn.ops.triton.tiles import (
     ERASE,
     HEAD,
     PLAIN,
-    TAME,
     from_middle,
     inverse,
     locate,
@@ -32,6 +31,7 @@ from linattn.ops.triton.tiles import (
     sums,
     weight,
     whole,
+    within_range,
 )
 
 
@@ -132,13 +132,13 @@ def prepare(
                 m = C // 2
                 while m >= 1:
                     x = from_middle(a, rows, m, kind)
-                    settled = settles(x, rows, m, met)
+                    settled = settles(x, rows, m, met, kind)
                     meet = pairs(rows, m, settled, met)
-                    reads = scale_of(x, settled, True)
-                    writes = scale_of(x, settled, False)
+                    reads = scale_of(x, settled, True, kind)
+                    writes = scale_of(x, settled, False, kind)
                     reads_before = reads
                     if BEFORE or RULE == ERASE:
-                        reads_before = scale_of(x - a, settled, True)
+                        reads_before = scale_of(x - a, settled, True, kind)
                     kt = tl.trans((kb * writes).to(kind))
                     qe = (qb * (reads_before if BEFORE else reads)).to(kind)
                     a_qk += tl.where(meet, tl.dot(qe, kt, input_precision=PRECISION), 0.0)
@@ -173,7 +173,7 @@ def prepare(
                 own_w += tl.sum(qb.to(tl.float32) * wb.to(tl.float32), 1)
 
     if DECAY == CHANNEL and SETTLED:
-        settled = tl.max(far, 0) <= TAME
+        settled = tl.max(far, 0) <= within_range(kind)
         tl.store(done + place, settled.to(tl.int32))
         if not settled:
             return
@@ -220,7 +220,7 @@ def prepare(
                 seen = tl.dot(t.to(kind), seen, input_precision=PRECISION)
                 tl.debug_barrier()  # the memory is overwritten by other threads than have read it
                 tl.store(w + wide, seen.to(kind), mask=fits)
-    elif (RULE != PLAIN) or (DECAY == CHANNEL):
+    elif w is not None or DECAY == CHANNEL:
         for block in range(0, K, BK):
             channels = block + tl.arange(0, BK)
             inside = valid[:, None] & (channels < K)[None, :]
@@ -244,10 +244,9 @@ def prepare(
                     wb = tl.load(write + time[:, None] * write_token + head * write_head + channels[None, :], mask=inside, other=0.0)
                     tl.store(write_faded + wide, (wb * to_end).to(kind), mask=fits)
             elif DECAY == HEAD:
-                to_here = weight(total_steps, BITS)[:, None]
                 to_before = weight(total_steps - steps, BITS)[:, None]
             if RULE == DELTA:
-                seen = (-kb * to_here).to(kind) if DECAY > 0 else (-kb).to(kind)
+                seen = (-kb * to_here).to(kind)
                 tl.store(w + wide, tl.dot(t.to(kind), seen, input_precision=PRECISION).to(kind), mask=fits)
             if RULE == ERASE:
                 rb = tl.load(read + time[:, None] * read_token + head * read_head + channels[None, :], mask=inside, other=0.0)

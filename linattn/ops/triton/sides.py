@@ -25,11 +25,11 @@ def meeting(
 
     Both ends of a pair are rounded equally here and on its other side, because their shared part must cancel in the decay's gradient.
     """
-    own = scale_of(x - steps if BEFORE else x, settled, READS)
-    one = scale_of(x - steps if BEFORE_ONE else x, settled, not READS)
+    own = scale_of(x - steps if BEFORE else x, settled, READS, kind)
+    one = scale_of(x - steps if BEFORE_ONE else x, settled, not READS, kind)
     part = tl.dot(tl.where(meet, g_one, 0.0).to(kind), (vector_one * one).to(kind), input_precision=PRECISION)
     if TWO:
-        two = scale_of(x - steps if BEFORE_TWO else x, settled, not READS)
+        two = scale_of(x - steps if BEFORE_TWO else x, settled, not READS, kind)
         part = tl.dot(tl.where(meet, g_two, 0.0).to(kind), (vector_two * two).to(kind), part, input_precision=PRECISION)
     return part, own
 
@@ -88,7 +88,7 @@ def side(
     m = C // 2
     while m >= 1:
         x = from_middle(steps, rows, m, kind)
-        settled = settles(x, rows, m, done)
+        settled = settles(x, rows, m, done, kind)
         meet = pairs(rows, m, settled, done) if READS else pairs_of_keys(rows, m, settled, done)
         part, scaled = meeting(
             x, steps, meet, settled, low_one, low_two, vector_one, vector_two, READS, TWO, BEFORE, BEFORE_ONE, BEFORE_TWO,

@@ -6,7 +6,7 @@ with 0/1 matrices that select the tokens in between. -inf becomes a step of 160 
 
 With a decay per channel both sides of a product are scaled before it is formed, to the middle of the smallest block (of a power of
 two) that contains both tokens: both factors are at most 1, and log2(C) sizes of blocks cover all pairs. A block in which no token is
-more than ``TAME`` binary orders from the middle *settles*: all its pairs are scaled to its middle, with factors above 1 on one side
+more than :func:`within_range` binary orders from the middle *settles*: all its pairs are scaled to its middle, with factors above 1 on one side
 that the other side compensates. So weak decays take one product, and strong ones stay exact.
 """
 
@@ -18,6 +18,7 @@ import triton.language as tl
 LOG2E = tl.constexpr(1.4426950408889634)
 RESET = tl.constexpr(-160.0)  # binary orders: float32 ends at 2^-149
 TAME = tl.constexpr(40.0)  # binary orders: a factor of 2^-40 beside small gradients is still far from the end of float32
+FARTHEST = tl.constexpr(64.0)  # the same of bfloat16: the product of two factors of 2^-64 and of numbers near 1 is still no zero
 
 NONE = tl.constexpr(0)
 HEAD = tl.constexpr(1)
@@ -124,8 +125,17 @@ def from_middle(a, rows, m, kind: tl.constexpr):
     return sums(tl.where(between, tl.where(late, 1.0, -1.0), 0.0), a, kind)
 
 
+@triton.constexpr_function
+def within_range(kind):
+    """Most binary orders from a token to the middle of a block that settles.
+
+    Factors of float32 are exact to 2^-24 of their exponent: for 1e-5 that must be small.
+    """
+    return TAME if kind == tl.float32 else FARTHEST
+
+
 @triton.jit
-def settles(x, rows, m, done):
+def settles(x, rows, m, done, kind: tl.constexpr):
     """[C]: True for tokens whose block of 2m is not done yet and settles: no token in it is far from its middle.
 
     ``x`` [C, BK] are the orders from the middle. Each block is decided alone, so that tokens before a reset
@@ -134,16 +144,17 @@ def settles(x, rows, m, done):
     far = tl.max(tl.abs(x), 1)
     together = (rows[:, None] ^ rows[None, :]) < 2 * m
     worst = tl.max(tl.where(together, far[None, :], 0.0), 1)
-    return (worst <= TAME) & (done == 0)
+    return (worst <= within_range(kind)) & (done == 0)
 
 
 @triton.jit
-def scale_of(x, settled, READS: tl.constexpr):
+def scale_of(x, settled, READS: tl.constexpr, kind: tl.constexpr):
     """Factors [C, BK] of the side that reads (``READS``) or writes, for tokens ``x`` binary orders from the middle of their block.
 
     At most 1, or, in a block that settles, each other's inverse and within the range of float32.
     """
-    inside = tl.minimum(x, TAME) if READS else tl.minimum(-x, TAME)
+    MOST: tl.constexpr = within_range(kind)
+    inside = tl.minimum(x, MOST) if READS else tl.minimum(-x, MOST)
     return tl.exp2(tl.where(settled[:, None], inside, -tl.abs(x)))
 
 

@@ -86,8 +86,27 @@ def pairs_of_values(readers, writers, time, valid, V: tl.constexpr, C: tl.conste
         if TWO_WRITE:
             u = tl.trans(rows_of(w.cotangent, time, w.cotangent_token, V, block, valid, BV, kind))
             qw = tl.dot(o, u, qw, input_precision=PRECISION)
-            rw = tl.dot(x, u, rw, input_precision=PRECISION)
+            if TWO_READ:
+                rw = tl.dot(x, u, rw, input_precision=PRECISION)
     return qk, qw, rk, rw
+
+
+@triton.jit
+def weights_of(mine, one, two, scale_one, scale_two, chunk, shape: tl.constexpr, READS: tl.constexpr, TWO: tl.constexpr):
+    """Weights [C, C] of a kind of query (``READS``) or key and its one or two other sides, and a token's products with itself [C, 1].
+
+    For decays per channel, which the vectors contain. Forming the products again for each role takes less time than keeping them: the
+    kernel is short of registers.
+    """
+    one_g, two_g, _, _ = pairs_of_values(
+        (mine, mine), (one, two), chunk.time, chunk.valid, shape.V, shape.C, shape.BV, False, TWO, shape.PRECISION, shape.kind
+    )
+    i = chunk.rows[:, None]
+    t = chunk.rows[None, :]
+    other = i > t if READS else i < t
+    low_one = tl.where(other, one_g * scale_one, 0.0).to(shape.kind)
+    low_two = tl.where(other, two_g * scale_two, 0.0).to(shape.kind)
+    return low_one, low_two, diagonal(one_g, chunk.rows), diagonal(two_g, chunk.rows)
 
 
 @triton.jit

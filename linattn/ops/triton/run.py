@@ -19,6 +19,7 @@ from linattn.ops.triton.hopper import choice
 from linattn.ops.triton.launch import Tensors
 from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, HEAD, NONE, PLAIN, power_of_two
 
+UNSETTLED = 64  # most channels at once where decays exceed the range of one product: more spill registers
 REGISTERS = 65536  # registers of a multiprocessor
 MOST = 65535  # most programs along the second dimension of a grid
 
@@ -72,9 +73,10 @@ class Run(Call):
         c = table.prepare(self.family, self.card)
         done = self.empty(p.chunks, self.heads, dtype=torch.int32) if by_channel else None
         for settled in (True, False) if by_channel else (True,):
+            bk = min(c.bk if settled else min(c.bk, UNSETTLED), power_of_two(self.size_k, self.least))
             self.recorder.launch(
                 kernel, grid, (*tensors, done), numbers, tiles=Tiles({"BK": self.narrowest}),
-                BK=min(c.bk, power_of_two(self.size_k, self.least)), SETTLED=settled, LOOP=by_channel and self.card.tensor_memory,
+                BK=bk, SETTLED=settled, LOOP=by_channel and self.card.tensor_memory,
                 num_warps=c.warps, num_stages=c.stages, **self.constants,
             )  # fmt: skip
 

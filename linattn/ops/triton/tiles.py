@@ -6,8 +6,8 @@ with 0/1 matrices that select the tokens in between. -inf becomes a step of 160 
 
 With a decay per channel both sides of a product are scaled before it is formed, to the middle of the smallest block (of a power of
 two) that contains both tokens: both factors are at most 1, and log2(C) sizes of blocks cover all pairs. A block in which no token is
-more than :func:`within_range` binary orders from the middle *settles*: all its pairs are scaled to its middle, with factors above 1 on one side
-that the other side compensates. So weak decays take one product, and strong ones stay exact.
+more than :func:`within_range` binary orders from the middle *settles*: all its pairs are scaled to its middle, with factors above 1 on
+one side that the other side compensates. So weak decays take one product, and strong ones stay exact.
 """
 
 from __future__ import annotations

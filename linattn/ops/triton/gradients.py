@@ -103,7 +103,9 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
         )  # fmt: skip
         own = diagonal(qk, rows)
         own_w = diagonal(qw, rows)
-        strength = diagonal(rk, rows)
+        if RULE == DELTA and first_channel == 0:
+            b = away_from_zero(tl.load(beta + time * beta_token + head * beta_head, mask=valid, other=1.0).to(tl.float32))
+            tl.store(dbeta + time * heads + head, tl.sum(diagonal(rk, rows), 1) / (b * b), mask=valid)
         qk = earlier(qk, scale, chunk, shape, BEFORE)
         qw = earlier(qw, scale, chunk, shape, BEFORE)
         rk = earlier(rk, sign, chunk, shape, RULE == ERASE)
@@ -129,9 +131,9 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
     if RULE != PLAIN:
         if DECAY == CHANNEL:
             rk, rw, strength, _ = weights_of(of_r, of_k, of_w, sign, sign, chunk, shape, True, RULE == ERASE)
-        if RULE == DELTA and first_channel == 0:
-            b = away_from_zero(tl.load(beta + time * beta_token + head * beta_head, mask=valid, other=1.0).to(tl.float32))
-            tl.store(dbeta + time * heads + head, tl.sum(strength, 1) / (b * b), mask=valid)
+            if RULE == DELTA and first_channel == 0:
+                b = away_from_zero(tl.load(beta + time * beta_token + head * beta_head, mask=valid, other=1.0).to(tl.float32))
+                tl.store(dbeta + time * heads + head, tl.sum(strength, 1) / (b * b), mask=valid)
         drb, outside, within = role(
             of_r, of_k, of_w, rk, rw, sign, states, half, chunk, shape, True, RULE == ERASE, RULE == ERASE, RULE == ERASE, RULE == ERASE
         )  # fmt: skip

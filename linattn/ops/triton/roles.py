@@ -98,14 +98,17 @@ def weights_of(mine, one, two, scale_one, scale_two, chunk, shape: tl.constexpr,
     For decays per channel, which the vectors contain. Forming the products again for each role takes less time than keeping them: the
     kernel is short of registers.
     """
-    one_g, two_g, _, _ = pairs_of_values(
-        (mine, mine), (one, two), chunk.time, chunk.valid, shape.V, shape.C, shape.BV, False, TWO, shape.PRECISION, shape.kind
-    )
+    V: tl.constexpr = shape.V
+    C: tl.constexpr = shape.C
+    BV: tl.constexpr = shape.BV
+    PRECISION: tl.constexpr = shape.PRECISION
+    kind: tl.constexpr = shape.kind
+    one_g, two_g, _, _ = pairs_of_values((mine, mine), (one, two), chunk.time, chunk.valid, V, C, BV, False, TWO, PRECISION, kind)
     i = chunk.rows[:, None]
     t = chunk.rows[None, :]
     other = i > t if READS else i < t
-    low_one = tl.where(other, one_g * scale_one, 0.0).to(shape.kind)
-    low_two = tl.where(other, two_g * scale_two, 0.0).to(shape.kind)
+    low_one = tl.where(other, one_g * scale_one, 0.0).to(kind)
+    low_two = tl.where(other, two_g * scale_two, 0.0).to(kind)
     return low_one, low_two, diagonal(one_g, chunk.rows), diagonal(two_g, chunk.rows)
 
 

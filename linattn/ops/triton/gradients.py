@@ -10,8 +10,8 @@ two kinds of keys:
 
 The gradients of queries and keys are mirror images: ``role`` computes either, one after the other, so that few tensors are live at
 once. The products of cotangents and values that weight the pairs are formed once for both; with a decay per channel, for each role
-again, and both sides are scaled to the middle of the chunk: unsettled.py has the blocks of channels in which that exceeds the range
-of float32.
+again beside its products with the state, and both sides are scaled to the middle of the chunk: unsettled.py has the blocks of channels
+in which that exceeds the range of float32.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from linattn.ops.triton.prepare import away_from_zero
-from linattn.ops.triton.roles import Chunk, Role, Shape, diagonal, earlier, of_tokens, pairs_of_values, role, summed, weights_of
+from linattn.ops.triton.roles import Chunk, Role, Shape, diagonal, earlier, of_tokens, pairs_of_values, role, summed
 from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, PLAIN, from_middle, locate, orders, whole, within_range
 
 
@@ -95,25 +95,33 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
     sign: tl.constexpr = -1.0 if RULE == DELTA else 1.0
     chunk = Chunk(rows, time, valid, channels, inside, steps, total, x, decay_at)
 
-    if DECAY == CHANNEL:
-        qk, qw, own, own_w = weights_of(of_q, of_k, of_w, scale, scale, chunk, shape, True, RULE == ERASE)
-    else:
+    qk = tl.zeros([C, C], kind)
+    qw = qk
+    rk = qk
+    rw = qk
+    if DECAY != CHANNEL:
         qk, qw, rk, rw = pairs_of_values(
             (of_q, of_r), (of_k, of_w), time, valid, V, C, BV, RULE != PLAIN, RULE == ERASE, PRECISION, kind
         )  # fmt: skip
-        own = diagonal(qk, rows)
-        own_w = diagonal(qw, rows)
-        if RULE == DELTA and first_channel == 0:
-            b = away_from_zero(tl.load(beta + time * beta_token + head * beta_head, mask=valid, other=1.0).to(tl.float32))
-            tl.store(dbeta + time * heads + head, tl.sum(diagonal(rk, rows), 1) / (b * b), mask=valid)
+        same = diagonal(qk, rows)
+        same_w = diagonal(qw, rows)
+        strength = diagonal(rk, rows)
         qk = earlier(qk, scale, chunk, shape, BEFORE)
         qw = earlier(qw, scale, chunk, shape, BEFORE)
         rk = earlier(rk, sign, chunk, shape, RULE == ERASE)
         rw = earlier(rw, sign, chunk, shape, RULE == ERASE)
+        if RULE == DELTA:
+            if first_channel == 0:
+                store_strength(strength, beta + head * beta_head, beta_token, dbeta + head, heads, time, valid)
+
+    dqb, outside, within, own, own_w = role(
+        of_q, of_k, of_w, (qk, qw), (scale, scale, scale), states, half, chunk, shape, True, RULE == ERASE, BEFORE, BEFORE, False
+    )  # fmt: skip
+    if DECAY != CHANNEL:
+        own = same
+        own_w = same_w
     own *= scale
     own_w *= scale
-
-    dqb, outside, within = role(of_q, of_k, of_w, qk, qw, scale, states, half, chunk, shape, True, RULE == ERASE, BEFORE, BEFORE, False)
     kb = of_tokens(keys, time, k_token, channels, inside).to(tl.float32)
     if BEFORE:
         u = tl.load(bonus + head * K + channels, mask=channels < K, other=0.0).to(tl.float32)[None, :]
@@ -129,27 +137,22 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
         dd = summed(outside + within, rows, True, not BEFORE, DECAY, kind)
 
     if RULE != PLAIN:
-        if DECAY == CHANNEL:
-            rk, rw, strength, _ = weights_of(of_r, of_k, of_w, sign, sign, chunk, shape, True, RULE == ERASE)
-            if RULE == DELTA and first_channel == 0:
-                b = away_from_zero(tl.load(beta + time * beta_token + head * beta_head, mask=valid, other=1.0).to(tl.float32))
-                tl.store(dbeta + time * heads + head, tl.sum(strength, 1) / (b * b), mask=valid)
-        drb, outside, within = role(
-            of_r, of_k, of_w, rk, rw, sign, states, half, chunk, shape, True, RULE == ERASE, RULE == ERASE, RULE == ERASE, RULE == ERASE
+        drb, outside, within, strength, _ = role(
+            of_r, of_k, of_w, (rk, rw), (sign, sign, sign), states, half, chunk, shape,
+            True, RULE == ERASE, RULE == ERASE, RULE == ERASE, RULE == ERASE,
         )  # fmt: skip
+        if RULE == DELTA and DECAY == CHANNEL:
+            if first_channel == 0:
+                store_strength(strength, beta + head * beta_head, beta_token, dbeta + head, heads, time, valid)
         if RULE == ERASE:
             tl.store(dread + at, drb.to(dread.dtype.element_ty), mask=inside)
         if DDECAY:
             dd += summed(outside + within, rows, True, RULE != ERASE, DECAY, kind)
 
-    if DECAY == CHANNEL:
-        kq, kr, _, _ = weights_of(of_k, of_q, of_r, scale, sign, chunk, shape, False, RULE != PLAIN)
-    else:
-        kq = tl.trans(qk)
-        kr = tl.trans(rk)
-    dkb, outside, within = role(
-        of_k, of_q, of_r, kq, kr, 1.0, dstates, rest, chunk, shape, False, RULE != PLAIN, False, BEFORE, RULE == ERASE
-    )
+    dkb, outside, within, _, _ = role(
+        of_k, of_q, of_r, (tl.trans(qk), tl.trans(rk)), (1.0, scale, sign), dstates, rest, chunk, shape,
+        False, RULE != PLAIN, False, BEFORE, RULE == ERASE,
+    )  # fmt: skip
     qb = of_tokens(of_q.vector, time, q_token, channels, inside).to(tl.float32)
     if BEFORE:
         dkb += own * u * qb
@@ -162,12 +165,9 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
         dd += summed(outside, rows, False, False, DECAY, kind) - summed(within, rows, True, True, DECAY, kind)
 
     if RULE == ERASE:
-        if DECAY == CHANNEL:
-            wq, wr, _, _ = weights_of(of_w, of_q, of_r, scale, 1.0, chunk, shape, False, True)
-        else:
-            wq = tl.trans(qw)
-            wr = tl.trans(rw)
-        dwb, outside, within = role(of_w, of_q, of_r, wq, wr, 1.0, dstates, rest, chunk, shape, False, True, False, False, True)
+        dwb, outside, within, _, _ = role(
+            of_w, of_q, of_r, (tl.trans(qw), tl.trans(rw)), (1.0, scale, 1.0), dstates, rest, chunk, shape, False, True, False, False, True
+        )
         qb = of_tokens(of_q.vector, time, q_token, channels, inside).to(tl.float32)
         dwb += own_w * qb
         tl.store(dwrite + at, dwb.to(dwrite.dtype.element_ty), mask=inside)
@@ -189,6 +189,13 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
     else:
         dd = tl.zeros([C], tl.float32)
     return dd
+
+
+@triton.jit
+def store_strength(product, beta, beta_token, dbeta, token, time, valid):
+    """Store the gradient of a delta rule's strength from the products [C, 1] of a token's cotangents, -de and e."""
+    b = away_from_zero(tl.load(beta + time * beta_token, mask=valid, other=1.0).to(tl.float32))
+    tl.store(dbeta + time * token, tl.sum(product, 1) / (b * b), mask=valid)
 
 
 @triton.jit(do_not_specialize=["sequences", "tokens", "scale", "chunks_before"])

@@ -92,27 +92,6 @@ def pairs_of_values(readers, writers, time, valid, V: tl.constexpr, C: tl.conste
 
 
 @triton.jit
-def weights_of(mine, one, two, scale_one, scale_two, chunk, shape: tl.constexpr, READS: tl.constexpr, TWO: tl.constexpr):
-    """Weights [C, C] of a kind of query (``READS``) or key and its one or two other sides, and a token's products with itself [C, 1].
-
-    For decays per channel, which the vectors contain. Forming the products again for each role takes less time than keeping them: the
-    kernel is short of registers.
-    """
-    V: tl.constexpr = shape.V
-    C: tl.constexpr = shape.C
-    BV: tl.constexpr = shape.BV
-    PRECISION: tl.constexpr = shape.PRECISION
-    kind: tl.constexpr = shape.kind
-    one_g, two_g, _, _ = pairs_of_values((mine, mine), (one, two), chunk.time, chunk.valid, V, C, BV, False, TWO, PRECISION, kind)
-    i = chunk.rows[:, None]
-    t = chunk.rows[None, :]
-    other = i > t if READS else i < t
-    low_one = tl.where(other, one_g * scale_one, 0.0).to(kind)
-    low_two = tl.where(other, two_g * scale_two, 0.0).to(kind)
-    return low_one, low_two, diagonal(one_g, chunk.rows), diagonal(two_g, chunk.rows)
-
-
-@triton.jit
 def diagonal(g, rows):
     """Products of a token's cotangent and its own value [C, 1]."""
     return tl.sum(tl.where(rows[:, None] == rows[None, :], g, 0.0), 1)[:, None]
@@ -159,13 +138,14 @@ def neighbours(low, of, chunk, READS: tl.constexpr):
 
 @triton.jit
 def role(
-    mine, one, two, low_one, low_two, scale, state, edge, chunk, shape: tl.constexpr,
+    mine, one, two, weights, scales, state, edge, chunk, shape: tl.constexpr,
     READS: tl.constexpr, TWO: tl.constexpr, BEFORE: tl.constexpr, APART_ONE: tl.constexpr, APART_TWO: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of one kind of query (``READS``) or key [C, BK], and its two parts of the decay's gradient.
+    """Gradient of one kind of query (``READS``) or key [C, BK], its two parts of the decay's gradient, and a token's product with itself.
 
-    ``mine`` meets ``one`` with the weights ``low_one`` [C, C] and, if ``TWO``, ``two`` with ``low_two``, and ``state``, that before the
-    chunk (the cotangent of that after it), times ``scale``, which ``edge`` brings to the middle.
+    ``mine`` meets ``one`` and, if ``TWO``, ``two`` with the ``weights`` [C, C], and ``state``, that before the chunk (the cotangent of
+    that after it), which ``edge`` brings to the middle. With a decay per channel, which the vectors contain, the weights are formed
+    here, beside the products with the state; ``scales`` are those of the state, of ``one`` and of ``two``.
     Queries may read ``BEFORE`` their token's decay. Then neighbours have no decay between them (``APART``) and are added separately,
     so that the decay's gradient contains none of their rounding errors. Both ends of a pair are rounded equally here and on its other
     side, because their shared part must cancel in the decay's gradient.
@@ -180,14 +160,29 @@ def role(
     PRECISION: tl.constexpr = shape.PRECISION
     kind: tl.constexpr = shape.kind
     channels = chunk.channels
+    low_one, low_two = weights
+    scale, scale_one, scale_two = scales
     d = tl.zeros([C, BK], tl.float32)
+    g_one = tl.zeros([C, C], tl.float32)
+    g_two = tl.zeros([C, C], tl.float32)
     for block in range(0, V, BV):
         columns = block + tl.arange(0, BV)
         there = (channels < K)[:, None] & (columns < V)[None, :]
         s = tl.load(state + channels[:, None] * V + columns[None, :], mask=there, other=0.0)
         o = rows_of(mine.cotangent, chunk.time, mine.cotangent_token, V, block, chunk.valid, BV, kind)
         d = tl.dot(o, tl.trans(s), d, input_precision=PRECISION)
+        if DECAY == CHANNEL:
+            e = rows_of(one.cotangent, chunk.time, one.cotangent_token, V, block, chunk.valid, BV, kind)
+            g_one = tl.dot(o, tl.trans(e), g_one, input_precision=PRECISION)
+            if TWO:
+                u = rows_of(two.cotangent, chunk.time, two.cotangent_token, V, block, chunk.valid, BV, kind)
+                g_two = tl.dot(o, tl.trans(u), g_two, input_precision=PRECISION)
     d *= scale
+    if DECAY == CHANNEL:
+        other = chunk.rows[:, None] > chunk.rows[None, :] if READS else chunk.rows[:, None] < chunk.rows[None, :]
+        low_one = tl.where(other, g_one * scale_one, 0.0).to(kind)
+        if TWO:
+            low_two = tl.where(other, g_two * scale_two, 0.0).to(kind)
     vector = of_tokens(mine.vector, chunk.time, mine.vector_token, channels, chunk.inside).to(kind)
     to_middle = vector
     if DECAY == CHANNEL:
@@ -210,7 +205,7 @@ def role(
     within = to_middle * part
     if DECAY == CHANNEL:
         part *= own
-    return d + part, outside, within
+    return d + part, outside, within, diagonal(g_one, chunk.rows), diagonal(g_two, chunk.rows)
 
 
 @triton.jit

@@ -27,7 +27,7 @@ from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, PLAIN, from_mi
 
 
 @triton.constexpr_function
-def _shape(*constants: Any) -> Shape:
+def shape_of(*constants: Any) -> Shape:
     return Shape(*constants)
 
 
@@ -215,7 +215,7 @@ def gradients(
 
     With a decay per channel ``done`` [chunks, H, units of channels] marks the blocks computed here; unsettled.py computes the others.
     """
-    shape: tl.constexpr = _shape(K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY)
+    shape: tl.constexpr = shape_of(K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY)
     tensors = (q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus)
     strides = (
         q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head,

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from linattn.ops.triton.sides import rows_of
 from linattn.ops.triton.tiles import CHANNEL, HEAD, orders, sums, weight
 
 
@@ -50,6 +49,13 @@ class Role(NamedTuple):
     vector: Any
     vector_token: Any
     size: Any  # channels
+
+
+@triton.jit
+def rows_of(tensor, time, token, size, block, valid, BV: tl.constexpr, kind: tl.constexpr):
+    """Load a block of values or cotangents [C, BV]."""
+    columns = block + tl.arange(0, BV)
+    return tl.load(tensor + time[:, None] * token + columns[None, :], mask=valid[:, None] & (columns < size)[None, :], other=0.0).to(kind)
 
 
 @triton.jit

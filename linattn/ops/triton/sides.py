@@ -77,7 +77,7 @@ def side(
         m = m // 2
 
     between = tl.zeros([C, BK], tl.float32)  # decays of the tokens between a pair's
-    for distance in range(1, NEAR):
+    for distance in range(1, tl.minimum(NEAR, count)):
         place = rows - distance if READS else rows + distance
         time_there = time - distance if READS else time + distance
         there = ((place >= 0) & (place < count))[:, None] & (channels < K)[None, :]

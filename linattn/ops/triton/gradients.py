@@ -9,8 +9,9 @@ two kinds of keys:
     erase    q (do), r (cotangent x, strictly, before)    k (value v), w (value u)
 
 The gradients of queries and keys are mirror images: ``role`` computes either, one after the other, so that few tensors are live at
-once. With a decay per channel both are scaled to the middle of the chunk; unsettled.py has the blocks of channels in which that
-exceeds the range of float32.
+once. The products of cotangents and values that weight the pairs are formed once for both; with a decay per channel, for each role
+again beside its products with the state, and both sides are scaled to the middle of the chunk: unsettled.py has the blocks of channels
+in which that exceeds the range of float32.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ import triton
 import triton.language as tl
 
 from linattn.ops.triton.prepare import away_from_zero
-from linattn.ops.triton.roles import Chunk, Role, Shape, of_tokens, role, summed
-from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, PLAIN, TAME, from_middle, locate, orders, whole
+from linattn.ops.triton.roles import Chunk, Role, Shape, diagonal, earlier, of_tokens, pairs_of_values, role, summed
+from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, PLAIN, from_middle, locate, orders, whole, within_range
 
 
 @triton.constexpr_function
-def _shape(*constants: Any) -> Shape:
+def shape_of(*constants: Any) -> Shape:
     return Shape(*constants)
 
 
@@ -50,6 +51,7 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
     RULE: tl.constexpr = shape.RULE
     BEFORE: tl.constexpr = shape.BEFORE
     BITS: tl.constexpr = shape.BITS
+    PRECISION: tl.constexpr = shape.PRECISION
     kind: tl.constexpr = shape.kind
     DDECAY: tl.constexpr = shape.DDECAY
     q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus = tensors
@@ -66,16 +68,16 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
     states += place * K * V
     dstates += place * K * V
     keys = k + (head // group) * k_head
-    of_q = Role(do + head * do_head, do_token, q + (head // group) * q_head, q_token)
-    of_k = Role(v + head * v_head, v_token, keys, k_token)
+    of_q = Role(do + head * do_head, do_token, q + (head // group) * q_head, q_token, K)
+    of_k = Role(v + head * v_head, v_token, keys, k_token, K)
     of_r = of_q
     of_w = of_k
     if RULE == DELTA:
-        of_k = Role(values + head * V, row, keys, k_token)
-        of_r = Role(de + head * V, row, keys, k_token)
+        of_k = Role(values + head * V, row, keys, k_token, K)
+        of_r = Role(de + head * V, row, keys, k_token, K)
     if RULE == ERASE:
-        of_r = Role(de + head * V, row, read + head * read_head, read_token)
-        of_w = Role(values + head * V, row, write + head * write_head, write_token)
+        of_r = Role(de + head * V, row, read + head * read_head, read_token, K)
+        of_w = Role(values + head * V, row, write + head * write_head, write_token, K)
     total = steps
     half = tl.zeros([BK], tl.float32)
     rest = half
@@ -93,10 +95,33 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
     sign: tl.constexpr = -1.0 if RULE == DELTA else 1.0
     chunk = Chunk(rows, time, valid, channels, inside, steps, total, x, decay_at)
 
+    qk = tl.zeros([C, C], kind)
+    qw = qk
+    rk = qk
+    rw = qk
+    if DECAY != CHANNEL:
+        qk, qw, rk, rw = pairs_of_values(
+            (of_q, of_r), (of_k, of_w), time, valid, V, C, BV, RULE != PLAIN, RULE == ERASE, PRECISION, kind
+        )  # fmt: skip
+        same = diagonal(qk, rows)
+        same_w = diagonal(qw, rows)
+        strength = diagonal(rk, rows)
+        qk = earlier(qk, scale, chunk, shape, BEFORE)
+        qw = earlier(qw, scale, chunk, shape, BEFORE)
+        rk = earlier(rk, sign, chunk, shape, RULE == ERASE)
+        rw = earlier(rw, sign, chunk, shape, RULE == ERASE)
+        if RULE == DELTA:
+            if first_channel == 0:
+                store_strength(strength, beta + head * beta_head, beta_token, dbeta + head, heads, time, valid)
+
     dqb, outside, within, own, own_w = role(
-        of_q, of_k, of_w, (scale, scale, scale), states, half, chunk, shape, True, RULE == ERASE, BEFORE, BEFORE, False
-    )
-    own = own[:, None] * scale
+        of_q, of_k, of_w, (qk, qw), (scale, scale, scale), states, half, chunk, shape, True, RULE == ERASE, BEFORE, BEFORE, False
+    )  # fmt: skip
+    if DECAY != CHANNEL:
+        own = same
+        own_w = same_w
+    own *= scale
+    own_w *= scale
     kb = of_tokens(keys, time, k_token, channels, inside).to(tl.float32)
     if BEFORE:
         u = tl.load(bonus + head * K + channels, mask=channels < K, other=0.0).to(tl.float32)[None, :]
@@ -106,7 +131,6 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
     else:
         dqb += own * kb
     if RULE == ERASE:
-        own_w = own_w[:, None] * scale
         dqb += own_w * of_tokens(of_w.vector, time, write_token, channels, inside).to(tl.float32)
     tl.store(dq + at, dqb.to(dq.dtype.element_ty), mask=inside)
     if DDECAY:
@@ -114,20 +138,21 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
 
     if RULE != PLAIN:
         drb, outside, within, strength, _ = role(
-            of_r, of_k, of_w, (sign, sign, sign), states, half, chunk, shape,
+            of_r, of_k, of_w, (rk, rw), (sign, sign, sign), states, half, chunk, shape,
             True, RULE == ERASE, RULE == ERASE, RULE == ERASE, RULE == ERASE,
         )  # fmt: skip
-        if DDECAY:
-            dd += summed(outside + within, rows, True, RULE != ERASE, DECAY, kind)
+        if RULE == DELTA and DECAY == CHANNEL:
+            if first_channel == 0:
+                store_strength(strength, beta + head * beta_head, beta_token, dbeta + head, heads, time, valid)
         if RULE == ERASE:
             tl.store(dread + at, drb.to(dread.dtype.element_ty), mask=inside)
-        elif first_channel == 0:
-            b = away_from_zero(tl.load(beta + time * beta_token + head * beta_head, mask=valid, other=1.0).to(tl.float32))
-            tl.store(dbeta + time * heads + head, strength / (b * b), mask=valid)
+        if DDECAY:
+            dd += summed(outside + within, rows, True, RULE != ERASE, DECAY, kind)
 
-    dkb, send, within, _, _ = role(
-        of_k, of_q, of_r, (1.0, scale, sign), dstates, rest, chunk, shape, False, RULE != PLAIN, False, BEFORE, RULE == ERASE
-    )
+    dkb, outside, within, _, _ = role(
+        of_k, of_q, of_r, (tl.trans(qk), tl.trans(rk)), (1.0, scale, sign), dstates, rest, chunk, shape,
+        False, RULE != PLAIN, False, BEFORE, RULE == ERASE,
+    )  # fmt: skip
     qb = of_tokens(of_q.vector, time, q_token, channels, inside).to(tl.float32)
     if BEFORE:
         dkb += own * u * qb
@@ -137,15 +162,17 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
         dkb += drb
     tl.store(dk + at, dkb.to(dk.dtype.element_ty), mask=inside)
     if DDECAY:
-        dd += summed(send, rows, False, False, DECAY, kind) - summed(within, rows, True, True, DECAY, kind)
+        dd += summed(outside, rows, False, False, DECAY, kind) - summed(within, rows, True, True, DECAY, kind)
 
     if RULE == ERASE:
-        dwb, send, within, _, _ = role(of_w, of_q, of_r, (1.0, scale, 1.0), dstates, rest, chunk, shape, False, True, False, False, True)
+        dwb, outside, within, _, _ = role(
+            of_w, of_q, of_r, (tl.trans(qw), tl.trans(rw)), (1.0, scale, 1.0), dstates, rest, chunk, shape, False, True, False, False, True
+        )
         qb = of_tokens(of_q.vector, time, q_token, channels, inside).to(tl.float32)
         dwb += own_w * qb
         tl.store(dwrite + at, dwb.to(dwrite.dtype.element_ty), mask=inside)
         if DDECAY:
-            dd += summed(send, rows, False, False, DECAY, kind) - summed(within, rows, True, True, DECAY, kind)
+            dd += summed(outside, rows, False, False, DECAY, kind) - summed(within, rows, True, True, DECAY, kind)
 
     if DDECAY:
         past = tl.zeros([BK], tl.float32)  # the part of the state that passes the whole chunk
@@ -164,6 +191,13 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
     return dd
 
 
+@triton.jit
+def store_strength(product, beta, beta_token, dbeta, token, time, valid):
+    """Store the gradient of a delta rule's strength from the products [C, 1] of a token's cotangents, -de and e."""
+    b = away_from_zero(tl.load(beta + time * beta_token, mask=valid, other=1.0).to(tl.float32))
+    tl.store(dbeta + time * token, tl.sum(product, 1) / (b * b), mask=valid)
+
+
 @triton.jit(do_not_specialize=["sequences", "tokens", "scale", "chunks_before"])
 def gradients(
     q, k, v, read, write, decay, beta, bonus, do, cu,
@@ -174,13 +208,14 @@ def gradients(
     sequences, tokens, heads, group, scale, chunks_before,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr, RULE: tl.constexpr,
     BEFORE: tl.constexpr, PACKED: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr,
-    DDECAY: tl.constexpr, UNIT: tl.constexpr,
+    DDECAY: tl.constexpr, UNIT: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """A program computes one block of channels; with the gradient of a decay per head, all blocks.
+    """A program computes the blocks of channels of ``SPAN``, and stores their part of the gradient of a decay per head in ``ddecay``
+    [B, T, H, spans].
 
     With a decay per channel ``done`` [chunks, H, units of channels] marks the blocks computed here; unsettled.py computes the others.
     """
-    shape: tl.constexpr = _shape(K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY)
+    shape: tl.constexpr = shape_of(K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY)
     tensors = (q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus)
     strides = (
         q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head,
@@ -203,7 +238,7 @@ def gradients(
         far = tl.abs(x)
         if BEFORE or RULE == ERASE:
             far = tl.maximum(far, tl.abs(x - steps))
-        settled = tl.max(far) <= TAME
+        settled = tl.max(far) <= within_range(kind)
         units, known = units_of(slot, heads, head, column, K, BK, UNIT)
         tl.store(done + units, tl.zeros([BK // UNIT], tl.int32) + settled.to(tl.int32), mask=known)
         if not settled:
@@ -215,10 +250,12 @@ def gradients(
         steps = whole(d, BITS)
         x = steps
     if DECAY == HEAD and DDECAY:
+        SPANS: tl.constexpr = (K + SPAN - 1) // SPAN
         dd = tl.zeros([C], tl.float32)
-        for first_channel in range(0, K, BK):
-            dd += of_block(slot, head, first_channel, first, last, steps, x, tensors, strides, heads, group, scale, shape)
-        tl.store(ddecay + time * heads + head, dd.to(ddecay.dtype.element_ty), mask=valid)
+        for block in range(0, SPAN, BK):
+            channel = column * SPAN + block
+            dd += of_block(slot, head, channel, first, last, steps, x, tensors, strides, heads, group, scale, shape)
+        tl.store(ddecay + (time * heads + head) * SPANS + column, dd.to(ddecay.dtype.element_ty), mask=valid)
     else:
         of_block(slot, head, column * BK, first, last, steps, x, tensors, strides, heads, group, scale, shape)
 

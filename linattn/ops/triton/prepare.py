@@ -20,18 +20,17 @@ from linattn.ops.triton.tiles import (
     DELTA,
     ERASE,
     HEAD,
+    NEAR,
     PLAIN,
-    TAME,
+    distant,
     from_middle,
     inverse,
     locate,
     orders,
-    pairs,
-    scale_of,
-    settles,
     sums,
     weight,
     whole,
+    within_range,
 )
 
 
@@ -46,7 +45,7 @@ def prepare(
     kind: tl.constexpr, SETTLED: tl.constexpr, LOOP: tl.constexpr,
 ):  # fmt: skip
     """With a decay per channel one launch (``SETTLED``) computes the chunks with decays within the range of one product and marks them in
-    ``done`` [chunks, H]; another computes the rest by levels.
+    ``done`` [chunks, H]; another computes the rest, as tiles.py says.
 
     ``LOOP`` hides from the compiler how often the loop over blocks of channels runs. For a B200 Triton 3.6 does not compile a single pass:
     the maximum of a sum in tensor memory must not meet the second maximum, over the tokens, without a loop's end between them.
@@ -128,30 +127,46 @@ def prepare(
                     a_qw = tl.dot(qe, wt, a_qw, input_precision=PRECISION)
                     a_rw = tl.dot(re, wt, a_rw, input_precision=PRECISION)
             else:
-                met = tl.zeros([C], tl.int32)
                 m = C // 2
-                while m >= 1:
+                while m >= NEAR:
                     x = from_middle(a, rows, m, kind)
-                    settled = settles(x, rows, m, met)
-                    meet = pairs(rows, m, settled, met)
-                    reads = scale_of(x, settled, True)
-                    writes = scale_of(x, settled, False)
+                    meet = distant(rows, m, True)
+                    reads = tl.exp2(-tl.abs(x))
                     reads_before = reads
                     if BEFORE or RULE == ERASE:
-                        reads_before = scale_of(x - a, settled, True)
-                    kt = tl.trans((kb * writes).to(kind))
+                        reads_before = tl.exp2(-tl.abs(x - a))
+                    kt = tl.trans((kb * reads).to(kind))
                     qe = (qb * (reads_before if BEFORE else reads)).to(kind)
                     a_qk += tl.where(meet, tl.dot(qe, kt, input_precision=PRECISION), 0.0)
                     if RULE == DELTA:
                         a_rk += tl.where(meet, tl.dot((kb * reads).to(kind), kt, input_precision=PRECISION), 0.0)
                     if RULE == ERASE:
-                        wt = tl.trans((wb * writes).to(kind))
+                        wt = tl.trans((wb * reads).to(kind))
                         re = (rb * reads_before).to(kind)
                         a_rk += tl.where(meet, tl.dot(re, kt, input_precision=PRECISION), 0.0)
                         a_qw += tl.where(meet, tl.dot(qe, wt, input_precision=PRECISION), 0.0)
                         a_rw += tl.where(meet, tl.dot(re, wt, input_precision=PRECISION), 0.0)
-                    met += settled.to(tl.int32)
-                    m = tl.where(tl.min(met, 0) > 0, 0, m // 2)
+                    m = m // 2
+                between = tl.zeros([C, BK], tl.float32)
+                for distance in range(1, NEAR):
+                    pick = rows[:, None] - rows[None, :] == distance
+                    time_before = time - distance
+                    there = (rows >= distance)[:, None] & inside
+                    reads = tl.exp2(between + a)
+                    reads_before = tl.exp2(between)
+                    kd = tl.load(k + time_before[:, None] * k_token + shared * k_head + channels[None, :], mask=there, other=0.0)
+                    kd = kd.to(tl.float32)
+                    a_qk += tl.where(pick, tl.sum(qb * (reads_before if BEFORE else reads) * kd, 1)[:, None], 0.0)
+                    if RULE == DELTA:
+                        a_rk += tl.where(pick, tl.sum(kb * reads * kd, 1)[:, None], 0.0)
+                    if RULE == ERASE:
+                        at = write + time_before[:, None] * write_token + head * write_head + channels[None, :]
+                        wd = tl.load(at, mask=there, other=0.0).to(tl.float32)
+                        a_rk += tl.where(pick, tl.sum(rb * reads_before * kd, 1)[:, None], 0.0)
+                        a_qw += tl.where(pick, tl.sum(qb * reads * wd, 1)[:, None], 0.0)
+                        a_rw += tl.where(pick, tl.sum(rb * reads_before * wd, 1)[:, None], 0.0)
+                    d = tl.load(decay + time_before[:, None] * decay_token + head * decay_head + channels[None, :], mask=there, other=0.0)
+                    between += orders(d)
         else:
             qe = qb.to(kind)
             kt = tl.trans(kb.to(kind))
@@ -173,7 +188,7 @@ def prepare(
                 own_w += tl.sum(qb.to(tl.float32) * wb.to(tl.float32), 1)
 
     if DECAY == CHANNEL and SETTLED:
-        settled = tl.max(far, 0) <= TAME
+        settled = tl.max(far, 0) <= within_range(kind)
         tl.store(done + place, settled.to(tl.int32))
         if not settled:
             return
@@ -220,7 +235,7 @@ def prepare(
                 seen = tl.dot(t.to(kind), seen, input_precision=PRECISION)
                 tl.debug_barrier()  # the memory is overwritten by other threads than have read it
                 tl.store(w + wide, seen.to(kind), mask=fits)
-    elif (RULE != PLAIN) or (DECAY == CHANNEL):
+    elif w is not None or DECAY == CHANNEL:
         for block in range(0, K, BK):
             channels = block + tl.arange(0, BK)
             inside = valid[:, None] & (channels < K)[None, :]
@@ -244,10 +259,9 @@ def prepare(
                     wb = tl.load(write + time[:, None] * write_token + head * write_head + channels[None, :], mask=inside, other=0.0)
                     tl.store(write_faded + wide, (wb * to_end).to(kind), mask=fits)
             elif DECAY == HEAD:
-                to_here = weight(total_steps, BITS)[:, None]
                 to_before = weight(total_steps - steps, BITS)[:, None]
             if RULE == DELTA:
-                seen = (-kb * to_here).to(kind) if DECAY > 0 else (-kb).to(kind)
+                seen = (-kb * to_here).to(kind)
                 tl.store(w + wide, tl.dot(t.to(kind), seen, input_precision=PRECISION).to(kind), mask=fits)
             if RULE == ERASE:
                 rb = tl.load(read + time[:, None] * read_token + head * read_head + channels[None, :], mask=inside, other=0.0)

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from linattn.ops.triton.sides import rows_of
 from linattn.ops.triton.tiles import CHANNEL, HEAD, orders, sums, weight
 
 
@@ -49,6 +48,14 @@ class Role(NamedTuple):
     cotangent_token: Any
     vector: Any
     vector_token: Any
+    size: Any  # channels
+
+
+@triton.jit
+def rows_of(tensor, time, token, size, block, valid, BV: tl.constexpr, kind: tl.constexpr):
+    """Load a block of values or cotangents [C, BV]."""
+    columns = block + tl.arange(0, BV)
+    return tl.load(tensor + time[:, None] * token + columns[None, :], mask=valid[:, None] & (columns < size)[None, :], other=0.0).to(kind)
 
 
 @triton.jit
@@ -66,34 +73,85 @@ def factor(x, decay_at, inside, READS: tl.constexpr, BEFORE: tl.constexpr):
 
 
 @triton.jit
-def other_side(g, of, reader, scale, chunk, shape: tl.constexpr, READS: tl.constexpr, APART: tl.constexpr):
-    """Load the other side of the products of a kind of query (``READS``) or key: weights [C, C], and vectors, unscaled and scaled.
+def pairs_of_values(readers, writers, time, valid, V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, TWO_READ: tl.constexpr,
+                    TWO_WRITE: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr):  # fmt: skip
+    """Products [C, C] of cotangents of one or two kinds of queries (rows) and values of one or two kinds of keys."""
+    q, r = readers
+    k, w = writers
+    qk = tl.zeros([C, C], tl.float32)
+    qw = tl.zeros([C, C], tl.float32)
+    rk = tl.zeros([C, C], tl.float32)
+    rw = tl.zeros([C, C], tl.float32)
+    for block in range(0, V, BV):
+        o = rows_of(q.cotangent, time, q.cotangent_token, V, block, valid, BV, kind)
+        e = tl.trans(rows_of(k.cotangent, time, k.cotangent_token, V, block, valid, BV, kind))
+        qk = tl.dot(o, e, qk, input_precision=PRECISION)
+        if TWO_READ:
+            x = rows_of(r.cotangent, time, r.cotangent_token, V, block, valid, BV, kind)
+            rk = tl.dot(x, e, rk, input_precision=PRECISION)
+        if TWO_WRITE:
+            u = tl.trans(rows_of(w.cotangent, time, w.cotangent_token, V, block, valid, BV, kind))
+            qw = tl.dot(o, u, qw, input_precision=PRECISION)
+            if TWO_READ:
+                rw = tl.dot(x, u, rw, input_precision=PRECISION)
+    return qk, qw, rk, rw
 
-    ``reader`` are the decays before queries; queries that are ``APART`` read before their own token's decay.
-    """
+
+@triton.jit
+def diagonal(g, rows):
+    """Products of a token's cotangent and its own value [C, 1]."""
+    return tl.sum(tl.where(rows[:, None] == rows[None, :], g, 0.0), 1)[:, None]
+
+
+@triton.jit
+def earlier(g, scale, chunk, shape: tl.constexpr, BEFORE: tl.constexpr):
+    """Weights [C, C] of queries, which may read ``BEFORE`` their token's decay, and earlier tokens."""
     BITS: tl.constexpr = shape.BITS
     kind: tl.constexpr = shape.kind
+    if shape.DECAY == HEAD:
+        reader = chunk.total - chunk.steps if BEFORE else chunk.total
+        g *= weight(reader[:, None] - chunk.total[None, :], BITS)
+    return tl.where(chunk.rows[:, None] > chunk.rows[None, :], g * scale, 0.0).to(kind)
+
+
+@triton.jit
+def scaled(of, chunk, shape: tl.constexpr, READS: tl.constexpr, BEFORE: tl.constexpr):
+    """Vectors [C, BK] of a kind of query (``READS``) or key, with a decay per channel scaled to the middle of the chunk."""
+    kind: tl.constexpr = shape.kind
+    vectors = of_tokens(of.vector, chunk.time, of.vector_token, chunk.channels, chunk.inside).to(kind)
+    if shape.DECAY == CHANNEL:
+        vectors = (vectors * factor(chunk.x, chunk.decay_at, chunk.inside, READS, BEFORE)).to(kind)
+    return vectors
+
+
+@triton.jit
+def neighbours(low, of, chunk, READS: tl.constexpr):
+    """Separate the pairs of a token and the one before it (``READS``; else after it): their sum [C, BK], and the other weights.
+
+    These pairs have no decay between them, so the vectors of ``of`` are not scaled.
+    """
     i = chunk.rows[:, None]
     t = chunk.rows[None, :]
-    raw = of_tokens(of.vector, chunk.time, of.vector_token, chunk.channels, chunk.inside).to(kind)
-    vectors = raw
-    if shape.DECAY == CHANNEL:
-        vectors = (raw * factor(chunk.x, chunk.decay_at, chunk.inside, not READS, APART and not READS)).to(kind)
-    if shape.DECAY == HEAD:
-        between = reader[:, None] - chunk.total[None, :] if READS else reader[None, :] - chunk.total[:, None]
-        g *= weight(between, BITS)
-    return tl.where(i > t if READS else i < t, g * scale, 0.0).to(kind), raw, vectors
+    near = (i == t + 1) if READS else (i == t - 1)
+    weights = tl.sum(tl.where(near, low.to(tl.float32), 0.0), 1)
+    other = chunk.rows - 1 if READS else chunk.rows + 1
+    there = (other >= 0) & (other < tl.sum(chunk.valid.to(tl.int32), 0))
+    time = chunk.time - 1 if READS else chunk.time + 1
+    inside = there[:, None] & (chunk.channels < of.size)[None, :]
+    vectors = of_tokens(of.vector, time, of.vector_token, chunk.channels, inside)
+    return weights[:, None] * vectors.to(tl.float32), tl.where(near, 0.0, low.to(tl.float32)).to(low.dtype)
 
 
 @triton.jit
 def role(
-    mine, one, two, scales, state, edge, chunk, shape: tl.constexpr,
+    mine, one, two, weights, scales, state, edge, chunk, shape: tl.constexpr,
     READS: tl.constexpr, TWO: tl.constexpr, BEFORE: tl.constexpr, APART_ONE: tl.constexpr, APART_TWO: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one kind of query (``READS``) or key [C, BK], its two parts of the decay's gradient, and a token's product with itself.
 
-    ``mine`` is multiplied with ``one`` and, if ``TWO``, ``two``, and with ``state``, that before the chunk (the cotangent of that after
-    it), which ``edge`` brings to the middle; ``scales`` are those of the state, of ``one`` and of ``two``.
+    ``mine`` meets ``one`` and, if ``TWO``, ``two`` with the ``weights`` [C, C], and ``state``, that before the chunk (the cotangent of
+    that after it), which ``edge`` brings to the middle. With a decay per channel, which the vectors contain, the weights are formed
+    here, beside the products with the state; ``scales`` are those of the state, of ``one`` and of ``two``.
     Queries may read ``BEFORE`` their token's decay. Then neighbours have no decay between them (``APART``) and are added separately,
     so that the decay's gradient contains none of their rounding errors. Both ends of a pair are rounded equally here and on its other
     side, because their shared part must cancel in the decay's gradient.
@@ -107,10 +165,9 @@ def role(
     BITS: tl.constexpr = shape.BITS
     PRECISION: tl.constexpr = shape.PRECISION
     kind: tl.constexpr = shape.kind
-    rows, time, valid, channels, inside, steps, total, x, decay_at = chunk
+    channels = chunk.channels
+    low_one, low_two = weights
     scale, scale_one, scale_two = scales
-    i = rows[:, None]
-    t = rows[None, :]
     d = tl.zeros([C, BK], tl.float32)
     g_one = tl.zeros([C, C], tl.float32)
     g_two = tl.zeros([C, C], tl.float32)
@@ -118,46 +175,43 @@ def role(
         columns = block + tl.arange(0, BV)
         there = (channels < K)[:, None] & (columns < V)[None, :]
         s = tl.load(state + channels[:, None] * V + columns[None, :], mask=there, other=0.0)
-        o = rows_of(mine.cotangent, time, mine.cotangent_token, V, block, valid, BV, kind)
+        o = rows_of(mine.cotangent, chunk.time, mine.cotangent_token, V, block, chunk.valid, BV, kind)
         d = tl.dot(o, tl.trans(s), d, input_precision=PRECISION)
-        g_one = tl.dot(
-            o, tl.trans(rows_of(one.cotangent, time, one.cotangent_token, V, block, valid, BV, kind)), g_one, input_precision=PRECISION
-        )
-        if TWO:
-            g_two = tl.dot(
-                o, tl.trans(rows_of(two.cotangent, time, two.cotangent_token, V, block, valid, BV, kind)), g_two, input_precision=PRECISION
-            )
-    same_one = tl.sum(tl.where(i == t, g_one, 0.0), 1)
-    same_two = tl.sum(tl.where(i == t, g_two, 0.0), 1)
-
-    reader_one = total - steps if (BEFORE if READS else APART_ONE) else total
-    reader_two = total - steps if (BEFORE if READS else APART_TWO) else total
-    low_one, raw_one, vectors_one = other_side(g_one, one, reader_one, scale_one, chunk, shape, READS, APART_ONE)
-    vector = of_tokens(mine.vector, time, mine.vector_token, channels, inside).to(kind)
-    scaled = vector
+        if DECAY == CHANNEL:
+            e = rows_of(one.cotangent, chunk.time, one.cotangent_token, V, block, chunk.valid, BV, kind)
+            g_one = tl.dot(o, tl.trans(e), g_one, input_precision=PRECISION)
+            if TWO:
+                u = rows_of(two.cotangent, chunk.time, two.cotangent_token, V, block, chunk.valid, BV, kind)
+                g_two = tl.dot(o, tl.trans(u), g_two, input_precision=PRECISION)
     d *= scale
     if DECAY == CHANNEL:
-        own = factor(x, decay_at, inside, READS, BEFORE)
+        other = chunk.rows[:, None] > chunk.rows[None, :] if READS else chunk.rows[:, None] < chunk.rows[None, :]
+        low_one = tl.where(other, g_one * scale_one, 0.0).to(kind)
+        if TWO:
+            low_two = tl.where(other, g_two * scale_two, 0.0).to(kind)
+    vector = of_tokens(mine.vector, chunk.time, mine.vector_token, channels, chunk.inside).to(kind)
+    to_middle = vector
+    if DECAY == CHANNEL:
+        own = factor(chunk.x, chunk.decay_at, chunk.inside, READS, BEFORE)
         d *= own * edge[None, :]
-        scaled = (vector * own).to(kind)
+        to_middle = (vector * own).to(kind)
     if DECAY == HEAD:
-        d *= weight(reader_one if READS else tl.sum(steps, 0) - total, BITS)[:, None]
+        reader = chunk.total - chunk.steps if BEFORE else chunk.total
+        d *= weight(reader if READS else tl.sum(chunk.steps, 0) - chunk.total, BITS)[:, None]
     outside = vector * d
-    neighbours = (i == t + 1) if READS else (i == t - 1)
     if APART_ONE:
-        d = tl.dot(tl.where(neighbours, low_one, 0.0).to(kind), raw_one, d, input_precision=PRECISION)
-        low_one = tl.where(neighbours, 0.0, low_one).to(kind)
-    part = tl.dot(low_one, vectors_one, input_precision=PRECISION)
+        near, low_one = neighbours(low_one, one, chunk, READS)
+        d += near
+    part = tl.dot(low_one, scaled(one, chunk, shape, not READS, APART_ONE and not READS), input_precision=PRECISION)
     if TWO:
-        low_two, raw_two, vectors_two = other_side(g_two, two, reader_two, scale_two, chunk, shape, READS, APART_TWO)
         if APART_TWO:
-            d = tl.dot(tl.where(neighbours, low_two, 0.0).to(kind), raw_two, d, input_precision=PRECISION)
-            low_two = tl.where(neighbours, 0.0, low_two).to(kind)
-        part = tl.dot(low_two, vectors_two, part, input_precision=PRECISION)
-    within = scaled * part
+            near, low_two = neighbours(low_two, two, chunk, READS)
+            d += near
+        part = tl.dot(low_two, scaled(two, chunk, shape, not READS, APART_TWO and not READS), part, input_precision=PRECISION)
+    within = to_middle * part
     if DECAY == CHANNEL:
         part *= own
-    return d + part, outside, within, same_one, same_two
+    return d + part, outside, within, diagonal(g_one, chunk.rows), diagonal(g_two, chunk.rows)
 
 
 @triton.jit

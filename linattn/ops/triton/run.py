@@ -19,6 +19,7 @@ from linattn.ops.triton.hopper import choice
 from linattn.ops.triton.launch import Tensors
 from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, HEAD, NONE, PLAIN, power_of_two
 
+UNSETTLED = 64  # most channels at once where decays exceed the range of one product: more spill registers
 REGISTERS = 65536  # registers of a multiprocessor
 MOST = 65535  # most programs along the second dimension of a grid
 
@@ -47,9 +48,8 @@ class Run(Call):
         else:
             self.p = self.empty(*square)
             self.b = self.empty(*square) if rule != PLAIN else None
-        if rule != PLAIN:
-            if not self.fast or rule == ERASE or by_channel:  # the other kernels for Hopper use the keys in place of W
-                self.w = self.empty(*wide)
+        if rule == ERASE or (rule == DELTA and by_channel):  # else the scans use the keys in place of W
+            self.w = self.empty(*wide)
         if rule == ERASE:
             self.p_write, self.t = self.empty(*square), self.empty(*square)
         if by_channel:
@@ -73,9 +73,10 @@ class Run(Call):
         c = table.prepare(self.family, self.card)
         done = self.empty(p.chunks, self.heads, dtype=torch.int32) if by_channel else None
         for settled in (True, False) if by_channel else (True,):
+            bk = min(c.bk if settled else min(c.bk, UNSETTLED), power_of_two(self.size_k, self.least))
             self.recorder.launch(
                 kernel, grid, (*tensors, done), numbers, tiles=Tiles({"BK": self.narrowest}),
-                BK=min(c.bk, power_of_two(self.size_k, self.least)), SETTLED=settled, LOOP=by_channel and self.card.tensor_memory,
+                BK=bk, SETTLED=settled, LOOP=by_channel and self.card.tensor_memory,
                 num_warps=c.warps, num_stages=c.stages, **self.constants,
             )  # fmt: skip
 
@@ -214,6 +215,9 @@ class Run(Call):
         split = self.size_v // columns  # heads that one head is treated as
         heads, group = self.heads * split, self.group * split
         to = self._allocate(heads, ddecay, kept[0] if self.in_place and self.size_k == self.size_v else None, dk)
+        spans = -(-self.size_k // self._span()) if fast is None and ddecay and self.family.decay == HEAD else 1
+        if spans > 1:
+            to = to._replace(decay=self.empty(self.batch, self.tokens, heads * spans, dtype=torch.float32))
         tensors = (
             self.q, self.k, self.v, self.read, self.write, self.decay, self.beta, self.bonus, do, self.cu,
             *kept, to.q, to.k, to.read, to.write, to.decay, to.beta, to.bonus,
@@ -225,7 +229,7 @@ class Run(Call):
         constants = dict(V=columns, DDECAY=ddecay, **self.constants)
         if fast is None:
             self._portable_gradients(tensors, numbers, heads, constants)
-            return self._summed(to, 1)
+            return self._summed(to, 1, spans)
         kernel, options = fast
         chunks = self.plan.chunks * heads
         programs = min(options.pop("programs", 1) * choice.multiprocessors(self.v.device), chunks)
@@ -264,22 +268,28 @@ class Run(Call):
         by_channel, unit = self.family.decay == CHANNEL, 16
         done = self.empty(self.plan.chunks, heads, -(-self.size_k // unit), dtype=torch.int32) if by_channel else None
         kernels = [(gradients_kernel.gradients, table.gradients), (unsettled_kernel.unsettled, table.unsettled)]
-        together = self.family.decay == HEAD and constants["DDECAY"]  # the gradient of a decay per head is a sum over all channels
+        together = self.family.decay == HEAD and constants["DDECAY"]  # the gradient of a decay per head is a sum over channels
 
         def grid(sizes: dict[str, int]) -> tuple[int, int, int]:
-            return self.plan.chunks, heads, 1 if together else -(-self.size_k // sizes["BK"])
+            return self.plan.chunks, heads, -(-self.size_k // (self._span() if together else sizes["BK"]))
 
         for kernel, look_up in kernels if by_channel else kernels[:1]:
             c = look_up(self.family, self.card)
             blocks = {"BK": min(c.bk, power_of_two(self.size_k, self.least)), "BV": min(c.bv, power_of_two(self.size_v, self.least))}
             # With many warps ptxas would limit the registers of each thread, and spill.
             most = {"maxnreg": REGISTERS // (32 * c.warps)} if c.warps > 8 else {}
+            if kernel is gradients_kernel.gradients:
+                most["SPAN"] = self._span()
             # If a product and its sum over lanes are fused, each lane rounds a different sum, and the lane that
             # writes the result would determine its last bit.
             self.recorder.launch(
                 kernel, grid(blocks), (*tensors, done), numbers, tiles=Tiles(dict.fromkeys(("BV", "BK"), self.narrowest), grid),
                 num_warps=c.warps, num_stages=c.stages, enable_fp_fusion=False, UNIT=unit, **blocks, **most, **constants,
             )  # fmt: skip
+
+    def _span(self) -> int:
+        """Channels of a program of the portable gradients with a decay per head: one block, before it is halved where it does not fit."""
+        return min(table.gradients(self.family, self.card).bk, power_of_two(self.size_k, self.least))
 
     def _allocate(self, heads: int, ddecay: bool, q: Tensor | None = None, k: Tensor | None = None) -> Gradients:
         """Allocate the gradients for a number of heads; those of q and k unless they are given."""
@@ -289,18 +299,22 @@ class Run(Call):
         bonus = None if self.bonus is None else self.recorder.zeros(self.plan.chunks, heads, self.size_k, dtype=torch.float32)
         return Gradients(q, k, decay, beta, read, write, bonus)
 
-    def _summed(self, each: Gradients, split: int) -> Gradients:
-        """Sum the gradients of tensors that heads share: queries and keys over all heads of a group, the rest over ``split``."""
+    def _summed(self, each: Gradients, split: int, spans: int = 1) -> Gradients:
+        """Sum the gradients of tensors that heads share: queries and keys over all heads of a group, the rest over ``split``.
+
+        The gradient of a decay per head [B, T, H · spans] has a part of each of ``spans`` of channels.
+        """
         q, k = (self._sum(t, self.group * split) for t in each[:2])
-        decay, beta, read, write = (None if t is None else self._sum(t, split) for t in each[2:6])
+        beta, read, write = (None if t is None else self._sum(t, split) for t in each[3:6])
+        decay = None if each.decay is None else self._sum(each.decay, split * spans, self.decay.dtype)
         return Gradients(q, k, decay, beta, read, write, each.bonus)
 
-    def _sum(self, each: Tensor, group: int) -> Tensor:
+    def _sum(self, each: Tensor, group: int, dtype: torch.dtype | None = None) -> Tensor:
         """Sums over each ``group`` of heads of ``each`` [B, T, H] or [B, T, H, K]."""
         if group == 1:
             return each
         batch, tokens, heads, *rest = each.shape
-        total = self.empty(batch, tokens, heads // group, *rest, dtype=each.dtype)
+        total = self.empty(batch, tokens, heads // group, *rest, dtype=dtype or each.dtype)
         size = rest[0] if rest else 1
         rows, bk = batch * tokens * heads // group, power_of_two(size)
         at_once = max(1, 4096 // bk)  # rows per program

@@ -14,9 +14,9 @@ from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, LOG2E, PLAIN, 
 
 
 @triton.jit
-def _decays(decays, valid, BEFORE: tl.constexpr, BITS: tl.constexpr):
-    """Sums of the logarithms of a chunk's decays [C], factors from its start to each token and from each to its end [C, 1], its factor."""
-    d = tl.load(decays, mask=valid, other=0.0).to(tl.float32)
+def _decays(d, BEFORE: tl.constexpr, BITS: tl.constexpr):
+    """Sums of a chunk's decays ``d`` [C], factors from its start to each token and from each to its end [C, 1], its factor."""
+    d = d.to(tl.float32)
     steps = whole(d, BITS)
     sums = tl.cumsum(steps, 0)
     read_at = weight((sums - steps) if BEFORE else sums, BITS)[:, None]
@@ -71,6 +71,9 @@ def forward(
             whole_fade = 1.0
 
     chunk = (first_slot(n, begin, tokens, C, PACKED) + (first - begin) // C).to(tl.int64)
+    if DECAY == HEAD:  # loaded a chunk ahead
+        decay += head * decay_head
+        ahead = tl.load(decay + (first.to(tl.int64) + rows) * decay_token, mask=rows < last - first, other=0.0)
     for i in range((last - first + C - 1) // C):
         start = first + i * C
         valid = rows < last - start
@@ -88,7 +91,9 @@ def forward(
         else:
             vb = tl.load(v + time[:, None] * v_token + columns[None, :], mask=writes, other=0.0).to(kind)
         if DECAY == HEAD:
-            sums, read_at, to_end, faded = _decays(decay + time * decay_token + head * decay_head, valid, BEFORE, BITS)
+            d = ahead
+            ahead = tl.load(decay + (time + C) * decay_token, mask=rows < last - start - C, other=0.0)
+            sums, read_at, to_end, faded = _decays(d, BEFORE, BITS)
         if DECAY == CHANNEL:
             kb = tl.load(k_faded + wide, mask=fits, other=0.0)
             faded = tl.load(fade + place * K + channels, mask=channels < K, other=1.0)
@@ -98,10 +103,16 @@ def forward(
         low = s.to(kind)
         e = vb
         if RULE != PLAIN:
-            wb = tl.load(w + wide, mask=fits, other=0.0)
             bb = tl.load(b + square)
-            e = tl.dot(bb, vb, input_precision=PRECISION)
-            e = tl.dot(wb, low, e, input_precision=PRECISION).to(kind)
+            if w is None:
+                seen = tl.dot(kb, low, input_precision=PRECISION)
+                if DECAY == HEAD:
+                    seen *= read_at
+                e = tl.dot(bb, (vb - seen).to(kind), input_precision=PRECISION).to(kind)
+            else:
+                wb = tl.load(w + wide, mask=fits, other=0.0)
+                e = tl.dot(bb, vb, input_precision=PRECISION)
+                e = tl.dot(wb, low, e, input_precision=PRECISION).to(kind)
             if KEEP:
                 tl.store(values + time[:, None] * heads * V + head * V + columns[None, :], e, mask=writes)
         if OUTPUT:
@@ -203,6 +214,10 @@ def backward(
 
     count = (last - first + C - 1) // C
     chunk = (first_slot(n, begin, tokens, C, PACKED) + (first - begin) // C).to(tl.int64) + count - 1
+    if DECAY == HEAD:  # loaded a chunk ahead
+        decay += head * decay_head
+        start = first + (count - 1) * C
+        ahead = tl.load(decay + (start.to(tl.int64) + rows) * decay_token, mask=(rows < last - start) & (count > 0), other=0.0)
     for back in range(count):
         start = first + (count - 1 - back) * C
         valid = rows < last - start
@@ -217,7 +232,9 @@ def backward(
             tl.store(dstates + place * K * V + block, ds.to(dstates.dtype.element_ty), mask=state)
         dob = tl.load(do + time[:, None] * do_token + columns[None, :], mask=writes, other=0.0).to(kind)
         if DECAY == HEAD:
-            sums, read_at, to_end, faded = _decays(decay + time * decay_token + head * decay_head, valid, BEFORE, BITS)
+            d = ahead
+            ahead = tl.load(decay + (time - C) * decay_token, mask=(rows >= 0) & (back < count - 1), other=0.0)
+            sums, read_at, to_end, faded = _decays(d, BEFORE, BITS)
         if DECAY == CHANNEL:
             qb = tl.load(q_faded + wide, mask=fits, other=0.0)
             faded = tl.load(fade + place * K + channels, mask=channels < K, other=1.0)
@@ -252,13 +269,13 @@ def backward(
                 du = tl.dot(tl.load(p_write + swapped), dob, du, input_precision=PRECISION).to(kind)
             else:
                 du = de.to(kind)
+            if RULE == DELTA:
+                dvb = tl.dot(tl.load(b + swapped), du, input_precision=PRECISION)
             if not LOCAL:
                 where = time[:, None] * heads * V + head * V + columns[None, :]
                 if RULE == PLAIN:
                     dvb = de
-                elif RULE == DELTA:
-                    dvb = tl.dot(tl.load(b + swapped), du, input_precision=PRECISION)
-                else:
+                if RULE == ERASE:
                     dvb = tl.dot(tl.load(b + swapped), du, de, input_precision=PRECISION)
                     x = tl.dot(tl.load(t_inverse + swapped), du, input_precision=PRECISION)
                     tl.store(x_read + where, x.to(x_read.dtype.element_ty), mask=writes)
@@ -273,7 +290,11 @@ def backward(
         else:
             ds *= faded[:, None]
         ds = tl.dot(tl.trans(qb), dob, ds, input_precision=PRECISION)
-        if RULE != PLAIN:
+        if RULE != PLAIN and w is None:
+            if DECAY == HEAD:
+                dvb *= read_at
+            ds = tl.dot(tl.trans(kb), (-dvb).to(kind), ds, input_precision=PRECISION)
+        elif RULE != PLAIN:
             wb = tl.load(w + wide, mask=fits, other=0.0)
             ds = tl.dot(tl.trans(wb), du, ds, input_precision=PRECISION)
         chunk -= 1

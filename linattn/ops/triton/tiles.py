@@ -4,10 +4,10 @@ A weight between two tokens depends only on the decays between them, however str
 summed as whole numbers of 2^-bits binary orders: differences of such sums are exact. Decays per channel are summed by products
 with 0/1 matrices that select the tokens in between. -inf becomes a step of 160 binary orders, by which every weight becomes 0.
 
-With a decay per channel both sides of a product are scaled before it is formed, to the middle of the smallest block (of a power of
-two) that contains both tokens: both factors are at most 1, and log2(C) sizes of blocks cover all pairs. A block in which no token is
-more than ``TAME`` binary orders from the middle *settles*: all its pairs are scaled to its middle, with factors above 1 on one side
-that the other side compensates. So weak decays take one product, and strong ones stay exact.
+With a decay per channel both sides of a product are scaled before it is formed. In a chunk in which no token is more than
+:func:`within_range` binary orders from the middle all pairs are scaled to it, with factors above 1 on one side that the other side
+compensates: one product. In others tokens at least :data:`NEAR` apart are scaled to the middle of the smallest block (of a power of two)
+that contains both, by factors of at most 1: a product for each size of blocks. Nearer ones are multiplied element by element.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ import triton.language as tl
 LOG2E = tl.constexpr(1.4426950408889634)
 RESET = tl.constexpr(-160.0)  # binary orders: float32 ends at 2^-149
 TAME = tl.constexpr(40.0)  # binary orders: a factor of 2^-40 beside small gradients is still far from the end of float32
+FARTHEST = tl.constexpr(64.0)  # the same of bfloat16: the product of two factors of 2^-64 and of numbers near 1 is still no zero
+
+NEAR = tl.constexpr(8)  # distance of tokens from which on they are paired by products where decays are strong
 
 NONE = tl.constexpr(0)
 HEAD = tl.constexpr(1)
@@ -124,43 +127,33 @@ def from_middle(a, rows, m, kind: tl.constexpr):
     return sums(tl.where(between, tl.where(late, 1.0, -1.0), 0.0), a, kind)
 
 
-@triton.jit
-def settles(x, rows, m, done):
-    """[C]: True for tokens whose block of 2m is not done yet and settles: no token in it is far from its middle.
+@triton.constexpr_function
+def within_range(kind):
+    """Most binary orders from a token to the middle of a chunk that takes one product.
 
-    ``x`` [C, BK] are the orders from the middle. Each block is decided alone, so that tokens before a reset
-    do not affect the result after it.
+    Factors of float32 are exact to 2^-24 of their exponent: for 1e-5 that must be small.
     """
-    far = tl.max(tl.abs(x), 1)
-    together = (rows[:, None] ^ rows[None, :]) < 2 * m
-    worst = tl.max(tl.where(together, far[None, :], 0.0), 1)
-    return (worst <= TAME) & (done == 0)
+    return TAME if kind == tl.float32 else FARTHEST
 
 
 @triton.jit
-def scale_of(x, settled, READS: tl.constexpr):
-    """Factors [C, BK] of the side that reads (``READS``) or writes, for tokens ``x`` binary orders from the middle of their block.
+def distant(rows, m, READS: tl.constexpr):
+    """[C, C]: pairs at least :data:`NEAR` tokens apart that meet in the middle of a block of 2m.
 
-    At most 1, or, in a block that settles, each other's inverse and within the range of float32.
+    Rows are queries and columns earlier keys (``READS``), or rows keys and columns later queries.
     """
-    inside = tl.minimum(x, TAME) if READS else tl.minimum(-x, TAME)
-    return tl.exp2(tl.where(settled[:, None], inside, -tl.abs(x)))
+    i = rows[:, None]
+    t = rows[None, :]
+    apart = i ^ t
+    return ((i - t if READS else t - i) >= NEAR) & (apart >= m) & (apart < 2 * m)
 
 
 @triton.jit
-def pairs(rows, m, settled, done):
-    """[C, C]: pairs of query i (row) and earlier key j that are scaled to the middle of a block of 2m; all pairs of one that settles."""
-    apart = rows[:, None] ^ rows[None, :]
-    least = tl.where(settled, 1, m)[:, None]
-    return (rows[:, None] > rows[None, :]) & (apart < 2 * m) & (apart >= least) & (done == 0)[:, None]
-
-
-@triton.jit
-def pairs_of_keys(rows, m, settled, done):
-    """``pairs`` transposed: key j (a row) and later query i."""
-    apart = rows[:, None] ^ rows[None, :]
-    least = tl.where(settled, 1, m)[:, None]
-    return (rows[:, None] < rows[None, :]) & (apart < 2 * m) & (apart >= least) & (done == 0)[:, None]
+def at_distance(g, rows, distance, READS: tl.constexpr):
+    """Elements [C, 1] of ``g`` [C, C] of each query (row) and the key ``distance`` tokens before it (not ``READS``: key, later query)."""
+    i = rows[:, None]
+    t = rows[None, :]
+    return tl.sum(tl.where((i - t if READS else t - i) == distance, g.to(tl.float32), 0.0), 1)[:, None]
 
 
 @triton.jit

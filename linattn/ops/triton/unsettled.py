@@ -5,19 +5,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linattn.ops.triton.gradients import units_of
-from linattn.ops.triton.prepare import away_from_zero
-from linattn.ops.triton.sides import rows_of, side
+from linattn.ops.triton.gradients import shape_of, store_strength, units_of
+from linattn.ops.triton.roles import Role, of_tokens, rows_of
+from linattn.ops.triton.sides import side
 from linattn.ops.triton.tiles import DELTA, ERASE, PLAIN, locate, orders, sums
 
 
 @triton.jit
-def of_block(
-    slot, head, column, first, last, tensors, strides, heads, group, scale,
-    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, RULE: tl.constexpr,
-    BEFORE: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr, DDECAY: tl.constexpr,
-):  # fmt: skip
+def of_block(slot, head, column, first, last, tensors, strides, heads, group, scale, shape: tl.constexpr):
     """The gradients of a chunk in a block of its channels."""
+    K: tl.constexpr = shape.K
+    V: tl.constexpr = shape.V
+    C: tl.constexpr = shape.C
+    BK: tl.constexpr = shape.BK
+    BV: tl.constexpr = shape.BV
+    RULE: tl.constexpr = shape.RULE
+    BEFORE: tl.constexpr = shape.BEFORE
+    kind: tl.constexpr = shape.kind
+    DDECAY: tl.constexpr = shape.DDECAY
     q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus = tensors
     q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head = strides[:10]
     decay_token, decay_head, beta_token, beta_head, do_token, do_head = strides[10:]
@@ -27,57 +32,49 @@ def of_block(
     t = rows[None, :]
     time = first.to(tl.int64) + rows
     place = slot.to(tl.int64) * heads + head
-    shared = head // group
-    q += shared * q_head
-    k += shared * k_head
-    v += head * v_head
-    do += head * do_head
+    row = heads * V  # stride of time of values and de [B, T, H, V]
     states += place * K * V
     dstates += place * K * V
-    if RULE != PLAIN:
-        values += head * V
-        de += head * V
-    row = heads * V  # stride of time of values and de [B, T, H, V]
+    decay += head * decay_head
+    keys = k + (head // group) * k_head
+    of_q = Role(do + head * do_head, do_token, q + (head // group) * q_head, q_token, K)
+    of_k = Role(v + head * v_head, v_token, keys, k_token, K)
+    of_r = of_q
+    of_w = of_k
+    if RULE == DELTA:
+        of_k = Role(values + head * V, row, keys, k_token, K)
+        of_r = Role(de + head * V, row, keys, k_token, K)
+    if RULE == ERASE:
+        of_r = Role(de + head * V, row, read + head * read_head, read_token, K)
+        of_w = Role(values + head * V, row, write + head * write_head, write_token, K)
 
     # A token's own value, weighted by its cotangent; and the gradient of its strength.
     own = tl.zeros([C], tl.float32)
     own_w = tl.zeros([C], tl.float32)
     strength = tl.zeros([C], tl.float32)
     for block in range(0, V, BV):
-        cotangent = rows_of(do, time, do_token, V, block, valid, BV, tl.float32)
-        if RULE == DELTA:
-            value = rows_of(values, time, row, V, block, valid, BV, tl.float32)
-            strength += tl.sum(value * rows_of(de, time, row, V, block, valid, BV, tl.float32), 1)
-        else:
-            value = rows_of(v, time, v_token, V, block, valid, BV, tl.float32)
+        cotangent = rows_of(of_q.cotangent, time, do_token, V, block, valid, BV, tl.float32)
+        value = rows_of(of_k.cotangent, time, of_k.cotangent_token, V, block, valid, BV, tl.float32)
         own += tl.sum(cotangent * value, 1)
+        if RULE == DELTA:
+            strength += tl.sum(value * rows_of(of_r.cotangent, time, row, V, block, valid, BV, tl.float32), 1)
         if RULE == ERASE:
-            own_w += tl.sum(cotangent * rows_of(values, time, row, V, block, valid, BV, tl.float32), 1)
+            own_w += tl.sum(cotangent * rows_of(of_w.cotangent, time, row, V, block, valid, BV, tl.float32), 1)
     own *= scale
     own_w *= scale
     if RULE == DELTA:
         if column == 0:
-            b = away_from_zero(tl.load(beta + time * beta_token + head * beta_head, mask=valid, other=1.0).to(tl.float32))
-            tl.store(dbeta + time * heads + head, strength / (b * b), mask=valid)
+            store_strength(strength[:, None], beta + head * beta_head, beta_token, dbeta + head, heads, time, valid)
     channels = column * BK + tl.arange(0, BK)
     inside = valid[:, None] & (channels < K)[None, :]
     at = time[:, None] * heads * K + head * K + channels[None, :]  # indices in contiguous tensors [B, T, H, K]
-    d = tl.load(decay + time[:, None] * decay_token + head * decay_head + channels[None, :], mask=inside, other=0.0)
-    steps = orders(d)
+    steps = orders(of_tokens(decay, time, decay_token, channels, inside))
     faded = tl.exp2(tl.sum(steps, 0))
-    qb = tl.load(q + time[:, None] * q_token + channels[None, :], mask=inside, other=0.0).to(kind)
-    kb = tl.load(k + time[:, None] * k_token + channels[None, :], mask=inside, other=0.0).to(kind)
-    rb = kb
-    wb = kb
-    if RULE == ERASE:
-        rb = tl.load(read + time[:, None] * read_token + head * read_head + channels[None, :], mask=inside, other=0.0).to(kind)
-        wb = tl.load(write + time[:, None] * write_token + head * write_head + channels[None, :], mask=inside, other=0.0).to(kind)
-    key_values = values if RULE == DELTA else v
-    key_row = row if RULE == DELTA else v_token
+    sign: tl.constexpr = -1.0 if RULE == DELTA else 1.0
 
     dqb, outside, cross = side(
-        do, do_token, key_values, key_row, values, row, states, qb, kb, wb, steps, rows, time, valid, channels,
-        scale, scale, scale, K, V, C, BK, BV, True, RULE == ERASE, BEFORE, False, False, DDECAY, PRECISION, kind,
+        of_q, of_k, of_w, (scale, scale, scale), states, decay, decay_token, steps, rows, time, valid, channels, shape,
+        True, RULE == ERASE, BEFORE, False, False,
     )  # fmt: skip
     if BEFORE:
         cross_before = outside + cross
@@ -85,21 +82,22 @@ def of_block(
     else:
         cross += outside
         cross_before = tl.zeros([C, BK], tl.float32)
+    kb = of_tokens(of_k.vector, time, k_token, channels, inside).to(kind)
     if BEFORE:
+        qb = of_tokens(of_q.vector, time, q_token, channels, inside).to(kind)
         u = tl.load(bonus + head * K + channels, mask=channels < K, other=0.0).to(tl.float32)[None, :]
         tl.store(dbonus + place * K + channels, tl.sum(own[:, None] * qb * kb, 0), mask=channels < K)
         dqb += own[:, None] * u * kb
     else:
         dqb += own[:, None] * kb
     if RULE == ERASE:
-        dqb += own_w[:, None] * wb
+        dqb += own_w[:, None] * of_tokens(of_w.vector, time, write_token, channels, inside).to(kind)
     tl.store(dq + at, dqb.to(dq.dtype.element_ty), mask=inside)
 
     if RULE != PLAIN:
-        sign = -1.0 if RULE == DELTA else 1.0
         drb, outside, inner = side(
-            de, row, key_values, key_row, values, row, states, rb, kb, wb, steps, rows, time, valid, channels,
-            sign, sign, sign, K, V, C, BK, BV, True, RULE == ERASE, RULE == ERASE, False, False, DDECAY, PRECISION, kind,
+            of_r, of_k, of_w, (sign, sign, sign), states, decay, decay_token, steps, rows, time, valid, channels, shape,
+            True, RULE == ERASE, RULE == ERASE, False, False,
         )  # fmt: skip
         if RULE == ERASE:
             cross_before += outside + inner
@@ -107,12 +105,12 @@ def of_block(
         else:
             cross += outside + inner
 
-    sign = -1.0 if RULE == DELTA else 1.0
     dkb, send, inner = side(
-        key_values, key_row, do, do_token, de, row, dstates, kb, qb, rb, steps, rows, time, valid, channels,
-        1.0, scale, sign, K, V, C, BK, BV, False, RULE != PLAIN, False, BEFORE, RULE == ERASE, DDECAY, PRECISION, kind,
+        of_k, of_q, of_r, (1.0, scale, sign), dstates, decay, decay_token, steps, rows, time, valid, channels, shape,
+        False, RULE != PLAIN, False, BEFORE, RULE == ERASE,
     )  # fmt: skip
     cross -= inner
+    qb = of_tokens(of_q.vector, time, q_token, channels, inside).to(kind)
     if BEFORE:
         dkb += own[:, None] * u * qb
     else:
@@ -123,8 +121,8 @@ def of_block(
 
     if RULE == ERASE:
         dwb, outside, inner = side(
-            values, row, do, do_token, de, row, dstates, wb, qb, rb, steps, rows, time, valid, channels,
-            1.0, scale, 1.0, K, V, C, BK, BV, False, True, False, False, True, DDECAY, PRECISION, kind,
+            of_w, of_q, of_r, (1.0, scale, 1.0), dstates, decay, decay_token, steps, rows, time, valid, channels, shape,
+            False, True, False, False, True,
         )  # fmt: skip
         cross -= inner
         send += outside
@@ -158,6 +156,7 @@ def unsettled(
     DDECAY: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """A program computes one block of channels, unless ``done`` marks it as computed by ``gradients``."""
+    shape: tl.constexpr = shape_of(K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY)
     tensors = (q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus)
     strides = (
         q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head,
@@ -172,7 +171,4 @@ def unsettled(
     units, known = units_of(slot, heads, head, column, K, BK, UNIT)
     if tl.min(tl.load(done + units, mask=known, other=1), 0) > 0:
         return
-    of_block(
-        slot, head, column, first, last, tensors, strides, heads, group, scale,
-        K, V, C, BK, BV, RULE, BEFORE, PRECISION, kind, DDECAY,
-    )  # fmt: skip
+    of_block(slot, head, column, first, last, tensors, strides, heads, group, scale, shape)

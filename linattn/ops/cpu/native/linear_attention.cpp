@@ -49,7 +49,7 @@ void run(const Call& call, int64_t i) {
 
 template <int RANK, int RULE>
 void all(const Call& call) {
-    parallel(tasks(call), call.threads, [&](int64_t i) { run<RANK, RULE>(call, i); });
+    parallel_in_ranges(tasks(call), call.threads, [&](int64_t i) { run<RANK, RULE>(call, i); });
 }
 
 }  // namespace

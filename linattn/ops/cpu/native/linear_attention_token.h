@@ -12,7 +12,7 @@ namespace LINATTN_ISA {
 template <int RANK, int RULE>
 class Token {
     static constexpr bool TWICE = RULE == DELTA || RULE == ERASE;  // what is written depends on what is read
-    static constexpr int AHEAD = 2048;                             // prefetch distance in bytes
+    static constexpr int AHEAD = 8192;                             // prefetch distance in bytes
 
     const Call& call;
     const Task& task;

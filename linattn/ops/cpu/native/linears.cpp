@@ -209,7 +209,7 @@ void linears(const Call& call, int64_t threads) {
     const int64_t maps = call.gated ? 1 : call.maps;
     for (int64_t m = 0; m < maps; m++) blocks[m + 1] = blocks[m] + (call.map[m].outputs + BLOCK - 1) / BLOCK;
     const int64_t rows = blocks[maps] * BLOCK * (call.gated ? 2 : 1);
-    parallel(blocks[maps], worth(rows * call.inputs * call.vectors, threads), [&](int64_t block) {
+    parallel_in_ranges(blocks[maps], worth(rows * call.inputs * call.vectors, threads), [&](int64_t block) {
         int64_t m = 0;
         while (block >= blocks[m + 1]) m++;
         const Call::Map& map = call.map[m];

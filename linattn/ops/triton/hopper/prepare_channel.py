@@ -15,7 +15,10 @@ from triton.experimental.gluon import language as gl
 from linattn.ops.triton.hopper.common import numbers
 from linattn.ops.triton.hopper.names import copy_async, copy_commit, fence_async_shared, reinterpret, warpgroup_mma_wait
 from linattn.ops.triton.hopper.operands import BLOCK, NATURAL_RESET, WIDE, C, add_two, exp2, keep, pick, start_sum
-from linattn.ops.triton.tiles import LOG2E, TAME
+from linattn.ops.triton.tiles import FARTHEST, LOG2E
+
+# Binary orders: a chunk of the delta rule that is scaled to its start has factors of 2^-96 to 2^96, and bfloat16 ends at 2^-126 and 2^128.
+WHOLE = gl.constexpr(96.0)
 
 
 class Chunk(NamedTuple):
@@ -101,11 +104,11 @@ def between(i, middle, t):
 
 @gluon.jit
 def smallest_far(a):
-    """The least m, a power of two up to 32, for which m consecutive tokens (from a multiple of m on) sum to more than TAME."""
+    """The least m, a power of two up to 32, for which m consecutive tokens (from a multiple of m on) sum to more than FARTHEST."""
     K: gl.constexpr = a.shape[1]
     least = gl.full(a.shape, 32, gl.int32, a.type.layout)
     for n in gl.static_range(5):
-        least = gl.where(a < -TAME / LOG2E, gl.minimum(least, 2**n), least)
+        least = gl.where(a < -FARTHEST / LOG2E, gl.minimum(least, 2**n), least)
         a = gl.sum(gl.reshape(a, [16 >> n, 2, K]), 1)
         least = gl.min(gl.reshape(least, [16 >> n, 2, K]), 1)
     return gl.min(gl.min(least, 0), 0)
@@ -120,14 +123,14 @@ def summed(chosen, decays, block):
 
 @gluon.jit
 def save_totals(early, late, call, here, K: gl.constexpr):
-    """Store the decay of a chunk, also in shared memory by block; returns the log2 decay of the half with the stronger decay."""
+    """Store the decay of a chunk, also in shared memory by block; returns the log2 of the strongest."""
     of_early, of_late = gl.reduce((early, late), 0, add_two)
-    nearest = gl.min(gl.minimum(of_early, of_late), 0) * LOG2E
-    total = exp2((of_early + of_late) * LOG2E)
+    orders = (of_early + of_late) * LOG2E
+    total = exp2(orders)
     gl.store(call.fade + here.place * K + gl.arange(0, K, total.type.layout), total)
     totals = numbers(1, K, gl.float32)
     totals.index(0).store(total)
-    return reinterpret(totals, gl.float32, [K // BLOCK, BLOCK], gl.SwizzledSharedLayout(1, 1, 1, [0])), nearest
+    return reinterpret(totals, gl.float32, [K // BLOCK, BLOCK], gl.SwizzledSharedLayout(1, 1, 1, [0])), gl.min(orders, 0)
 
 
 @gluon.jit

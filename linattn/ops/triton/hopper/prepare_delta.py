@@ -16,6 +16,7 @@ from linattn.ops.triton.hopper.common import away_from_zero, buffer, numbers
 from linattn.ops.triton.hopper.names import copy_wait, fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, held, in_blocks, left
 from linattn.ops.triton.hopper.prepare_channel import (
+    WHOLE,
     between,
     chunk,
     copy_pair,
@@ -29,7 +30,7 @@ from linattn.ops.triton.hopper.prepare_channel import (
     write_out,
 )  # fmt: skip
 from linattn.ops.triton.hopper.prepare_head import S, beside, blocks, halves, invert, product, shelve, solve
-from linattn.ops.triton.tiles import LOG2E, TAME
+from linattn.ops.triton.tiles import LOG2E
 
 THIN = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16]))  # [C, S] in accumulators
 
@@ -73,7 +74,7 @@ def prepare(call, at, K: gl.constexpr, kind: gl.constexpr):
     high_tile, low_tile = room(K), room(K)
     early, late = load_decays(call, tokens, (high_tile, low_tile if LOW else None), K)
     decays = (in_blocks(high_tile, C, K), in_blocks(low_tile, C, K) if LOW else None)
-    by_block, nearest = save_totals(early, late, call, tokens, K)
+    by_block, strongest = save_totals(early, late, call, tokens, K)
     BLOCKS: gl.constexpr = K // BLOCK
     strengths = numbers(1, C, gl.float32).index(0)
     strengths.store(away_from_zero(strength.to(gl.float32)))
@@ -89,7 +90,7 @@ def prepare(call, at, K: gl.constexpr, kind: gl.constexpr):
     d = nothing
     e = nothing
     copy_wait(0)
-    if nearest >= -TAME:
+    if strongest >= -WHOLE:
         for block in range(BLOCKS):
             x = summed(t <= i, decays, block) * LOG2E
             here = exp2(x)

@@ -13,6 +13,7 @@ from linattn.ops.triton.hopper.common import buffer
 from linattn.ops.triton.hopper.names import copy_commit, copy_wait, fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, held, hold, in_blocks, left
 from linattn.ops.triton.hopper.prepare_channel import (
+    WHOLE,
     between,
     chunk,
     copy_rows,
@@ -27,7 +28,7 @@ from linattn.ops.triton.hopper.prepare_channel import (
 )  # fmt: skip
 from linattn.ops.triton.hopper.prepare_delta import THIN, strictly_late
 from linattn.ops.triton.hopper.prepare_head import beside, halves
-from linattn.ops.triton.tiles import LOG2E, TAME
+from linattn.ops.triton.tiles import LOG2E
 
 
 @gluon.jit
@@ -51,7 +52,7 @@ def prepare(call, at, K: gl.constexpr):
     high_tile, low_tile = room(K), room(K)
     early, late = load_decays(call, tokens, (high_tile, low_tile if LOW else None), K)
     decays = (in_blocks(high_tile, C, K), in_blocks(low_tile, C, K) if LOW else None)
-    by_block, nearest = save_totals(early, late, call, tokens, K)
+    by_block, strongest = save_totals(early, late, call, tokens, K)
     BLOCKS: gl.constexpr = K // BLOCK
     q_blocks = in_blocks(q_tile, C, K)
     k_blocks = in_blocks(k_tile, C, K)
@@ -69,7 +70,7 @@ def prepare(call, at, K: gl.constexpr):
     kr = nothing
     wr = nothing
     copy_wait(0)
-    if nearest >= -TAME:
+    if strongest >= -WHOLE:
         for block in range(BLOCKS):
             before = exp2(summed(t < i, decays, block) * LOG2E)
             hold(r_blocks.index(block), held(r_blocks.index(block)) * before)

@@ -25,7 +25,7 @@ from linattn.ops.triton.hopper.prepare_channel import (
     summed,
     write_out,
 )  # fmt: skip
-from linattn.ops.triton.tiles import LOG2E, TAME
+from linattn.ops.triton.tiles import FARTHEST, LOG2E
 
 
 @gluon.jit
@@ -68,7 +68,7 @@ def prepare(call, at, K: gl.constexpr, BEFORE: gl.constexpr):
         for block in range(BLOCKS):
             u = gl.load(call.bonus + at.head * K + block * BLOCK + gl.arange(0, BLOCK, of_channels))[None, :].to(gl.float32)
             own += gl.sum(q_blocks.index(block).load(WIDE) * k_blocks.index(block).load(WIDE) * u, 1)
-    if nearest >= -TAME:
+    if nearest >= -FARTHEST:
         for block in range(BLOCKS):
             middle = by_block.index(block).load(of_channels)[None, :]
             x = summed(t < i if BEFORE else t <= i, decays, block) * LOG2E - middle

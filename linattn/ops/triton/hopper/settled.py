@@ -10,7 +10,7 @@ from linattn.ops.triton.hopper.chunks import chunk, fetch, state_at
 from linattn.ops.triton.hopper.common import give_back
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier
 from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, in_blocks, passing
-from linattn.ops.triton.tiles import TAME
+from linattn.ops.triton.tiles import FARTHEST
 
 SLOTS = gl.constexpr(2)  # blocks of channels in flight
 
@@ -61,7 +61,7 @@ def lay_out(early, late, slot, bars, tiles, settled, place, block, work, sizes):
     fence_async_shared()
     mbarrier.arrive(bars.decay_full.index(slot), count=1)
     if place < work.places:
-        gl.store(settled + place * (sizes.K // BLOCK) + block, (nearest >= -TAME).to(gl.int32))
+        gl.store(settled + place * (sizes.K // BLOCK) + block, (nearest >= -FARTHEST).to(gl.int32))
 
 
 @gluon.jit

@@ -47,7 +47,7 @@ from linattn.ops.triton.hopper.operands import (
     start_sum,
 )  # fmt: skip
 from linattn.ops.triton.hopper.settled import seek
-from linattn.ops.triton.tiles import LOG2E, TAME
+from linattn.ops.triton.tiles import FARTHEST, LOG2E
 
 
 class Sources(NamedTuple):
@@ -187,7 +187,7 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
             factors.index(0).store(to_middle)
             factors.index(1).store(exp2(to_end))
             nearest = gl.min(gl.minimum(to_middle, to_end), 0)
-            gl.store(call.settled + where, (nearest >= -TAME).to(gl.int32))
+            gl.store(call.settled + where, (nearest >= -FARTHEST).to(gl.int32))
             if sizes.DDECAY:
                 dstates, states = in_blocks(tiles.states[0].index(0), BLOCK, sizes.V), in_blocks(tiles.states[1].index(0), BLOCK, sizes.V)
                 factors.index(2).store(gl.sum(passing(dstates, states, sizes.V), 1))

@@ -16,6 +16,7 @@ from benchmarks import limits
 from benchmarks.hour_tables import hour
 from benchmarks.peer_tables import patched, portable, revisions
 from benchmarks.plots import FRONT
+from benchmarks.profile_tables import profiled
 from benchmarks.study_tables import causality, compared, losses, reproduced
 from benchmarks.titles import TITLES, markdown
 from linattn.bench.gpu.cases import DECODE, DECODE_SHAPES, FAMILIES, FIRST, GRAPHED, PASSES, SHAPES, START_SHAPE, STEPS, Case, Shape
@@ -338,6 +339,7 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
         "compilers": compilers,
         "kernels": kernels,
         "trainer": trainer,
+        "profile": profiled,
         "first": hour,
     }
     on_cpu = {"train": trained_on_cpu, "ops": cpu, "decode": decode_on_cpu}

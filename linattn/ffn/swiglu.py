@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from torch import Tensor, nn
 
 from linattn.mixers import FeedForward
 from linattn.mixers.parts import at_least
 from linattn.mixers.registry import register
 from linattn.ops.gated import gated
+from linattn.ops.saved import formed_again
 
 
 @register(
@@ -38,4 +41,7 @@ class SwiGLU(FeedForward):
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         self.check_width("x", x)
-        return self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        y = gated(gate, up)
+        with formed_again(y, lambda: gated(gate, up)) if y.is_cuda else nullcontext():  # a GPU's memory is what it lacks in training
+            return self.down_proj(y)

@@ -82,8 +82,8 @@ class _ChunkedLoss(torch.autograd.Function):
                 loss, d_logits = pointwise(x @ matrix.T, targets[rows], z, cap, compute_dtype)
                 total += loss
                 if learns:
-                    d_hidden[rows] = (d_logits @ matrix).to(compute_dtype)
-                    d_weight += (d_logits.T @ x).to(compute_dtype)
+                    d_hidden[rows] = d_logits @ matrix
+                    d_weight += d_logits.T @ x
         ctx.save_for_backward(d_hidden, d_weight)
         ctx.dtypes = hidden.dtype, weight.dtype
         return (total,)

@@ -1,7 +1,8 @@
 """Norms over a head's channels: RMS norm, optionally with a swish gate, and division by the length.
 
 On a GPU and on a CPU, outside of compiled graphs, each is one forward and one backward kernel that save only the inputs;
-elsewhere they are operations of torch, which a compiler fuses.
+elsewhere they are operations of torch, which a compiler fuses. On a GPU compiled graphs have an operator where there is neither weight nor
+gate: torch's compiler takes twice as long for lengths of 128 channels.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ def _load(name: str) -> ModuleType:
 
 def _refusal(name: str, asked: bool, x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.dtype) -> str | None:
     if name in KERNELS and torch.compiler.is_compiling():
-        return "a compiler fuses the norm with adjacent operations"
+        if name == "cpu" or weight is not None or gate is not None or tracing.foreign(x):
+            return "a compiler fuses the norm with adjacent operations"
+    elif name == "triton" and tracing.traced(x, weight, gate):
+        return "tracing is active, which needs PyTorch operations"
     return dispatch.refusal(name, asked, x, KERNELS.__getitem__, (x, weight, gate, dtype))
 
 
@@ -101,7 +105,8 @@ dispatch.explains(unit_length, _explained_length)
 
 def _operator(name: str) -> Operator:
     inputs = "Tensor x, Tensor? weight, Tensor? gate, float eps, bool mean, ScalarType dtype"
-    forward, backward = Pass(f"({inputs}) -> Tensor"), Pass(f"(Tensor d_y, {inputs}) -> (Tensor, Tensor, Tensor)")
+    names = ("gpu_norm", "gpu_norm_backward") if name == "triton" else ("", "")
+    forward, backward = Pass(f"({inputs}) -> Tensor", names[0]), Pass(f"(Tensor d_y, {inputs}) -> (Tensor, Tensor, Tensor)", names[1])
     return Operator(partial(_load, name), forward, backward, "y", "x weight gate", "x", derivative=by_definition(portable))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 PROGRAMS = {
     "fuzz": ["--cases", "1"], "cold_start": [], "configurations.__main__": [], "kernels": [], "decode": ["--device", "cuda"],
-    "cross_entropy": [], "losses": ["--data", "tokens", "--work", "runs"], "causality": ["run", "--data", "tokens"],
+    "cross_entropy": [], "profile": [], "losses": ["--data", "tokens", "--work", "runs"], "causality": ["run", "--data", "tokens"],
 }  # fmt: skip
 
 

@@ -7,7 +7,6 @@ values, so that it is comparable with fla's DeltaNet, which has 8 heads of 128.
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from linattn.bench.gpu import libraries
 from linattn.bench.gpu.measure import quick_tuning
 from linattn.bench.gpu.record import Record, about
 from linattn.bench.gpu.worker import Failure, Worker
+from linattn.models.loss import TokenLoss, chunk_of
 
 KEY = ("library", "model", "compiled")
 # The models of each library, in the order in which they are measured.
@@ -118,30 +118,45 @@ def _row(folders: list[str], library: str, model: str, compiled: bool, size: Siz
                 return row | {"failure": failure.kind, "message": str(failure)}
 
 
-def train(library: str, model_name: str, compiled: bool, size: Size, device: str) -> dict[str, Any]:
-    """Time the first step and then the median of ``size.steps`` steps, in a process of its own."""
+def step_of(library: str, model_name: str, compiled: bool, size: Size, device: str) -> tuple[Callable[[], None], torch.nn.Module]:
+    """Make a training step, which does not wait for a GPU, and its model."""
     torch.manual_seed(0)
     model = build(library, model_name, size).to(device, torch.bfloat16).train()
-    parameters = sum(p.numel() for p in model.parameters())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device == "cuda")
     ids = torch.randint(size.vocab_size, (size.batch, size.tokens), device=device)
     if device == "cuda" and library == "fla":
         quick_tuning()
+    if library == "linattn":  # the loss of `linattn train`, which never holds the logits of all tokens
+        tokens = size.batch * size.tokens
+        model.token_loss = TokenLoss(chunk_of(tokens, size.vocab_size), compile=compiled)  # type: ignore[assignment]
     forward = torch.compile(model) if compiled else model
 
-    def step() -> float:
-        start = time.perf_counter()
+    def step() -> None:
         forward(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
 
-    first = step()
-    for _ in range(3):
+    return step, model
+
+
+def seconds_of(step: Callable[[], object], steps: int, device: str) -> float:
+    """Seconds of a step, of ``steps`` that a GPU's queue takes one after the other, as in training."""
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait()
+    start = time.perf_counter()
+    for _ in range(steps):
         step()
-    seconds = statistics.median(step() for _ in range(size.steps))
+    wait()
+    return (time.perf_counter() - start) / steps
+
+
+def train(library: str, model_name: str, compiled: bool, size: Size, device: str) -> dict[str, Any]:
+    """Time the first step and then the mean of ``size.steps`` steps, in a process of its own."""
+    step, model = step_of(library, model_name, compiled, size, device)
+    parameters = sum(p.numel() for p in model.parameters())
+    first = seconds_of(step, 1, device)
+    seconds_of(step, 3, device)
+    seconds = seconds_of(step, size.steps, device)
     peak = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None
     figures = {"parameters": parameters, "first_step_s": first, "step_ms": seconds * 1e3, "peak_gb": peak, **asdict(size)}
     return figures | {"tokens_per_second": size.batch * size.tokens / seconds}

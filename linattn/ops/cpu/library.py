@@ -23,7 +23,7 @@ from linattn.ops.compilers import constant_result
 from linattn.ops.cpu import build
 
 GUARD = 64  # elements
-LARGE = 1 << 18  # elements from which on the work takes longer than waking torch's threads, see pool.h
+LARGE = 1 << 18  # elements for which the work exceeds the wake-up of torch's threads, see pool.h
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # numbered as in vector.h
 _TAKEN = (*DTYPES, torch.int32, torch.int64)
 _CPU = torch.device("cpu")

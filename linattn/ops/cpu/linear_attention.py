@@ -20,9 +20,9 @@ from linattn.ops.cpu import library
 from linattn.ops.inputs import Flat, Inputs
 
 BLOCKS, BLOCK = 16, 4  # blocks between states saved for backward, and the tokens of one, as in linear_attention.h
-TASKS = 8  # with fewer states their columns are divided, by shapes only, so that results do not depend on the machine
-SLAB = 32  # least columns of a task
-PLAIN, BONUS, DELTA, ERASE = range(4)  # as linear_attention.h numbers them
+TASKS = 8  # with fewer states their columns are divided, depending on shapes only, for reproducibility
+SLAB = 32  # minimum of columns of a task
+PLAIN, BONUS, DELTA, ERASE = range(4)  # numbered as in linear_attention.h
 Shape = tuple[int, ...]
 
 

@@ -1,4 +1,4 @@
-"""Linear maps of a few vectors at the speed of reading the matrices, twice that of torch's product of 16-bit numbers."""
+"""Linear maps of a few vectors at memory bandwidth, twice as fast as torch's product of 16-bit numbers."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from linattn.ops.cpu import library
 from linattn.ops.cpu.library import call, empty, rows
 
-GROUPS = 16  # most groups of sequences with separate sums of a constant decay's gradient
+GROUPS = 16  # largest number of groups of sequences with separate sums of a constant decay's gradient
 
 
 def refusal(*call: Any) -> str | None:

@@ -12,8 +12,8 @@ from linattn.ops.cpu.library import call, empty, plain, rows
 
 CHUNK = 64  # tokens between saved states, as in rows.h
 SLAB = 64  # channels of a task, as in selective_scan.cpp
-MOST = 128  # numbers of a channel's state, likewise
-GROUPS = 16  # most groups of sequences with separate sums of the gradients of A and D
+MOST = 128  # largest state of a channel, likewise
+GROUPS = 16  # largest number of groups with separate sums of the gradients of A and D
 NOTHING = (None, 0, 0, 0)
 Arguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]  # of forward, without keeps
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor]

@@ -14,7 +14,7 @@ from torch import Tensor
 from linattn.ops.cpu import library
 
 aten = torch.ops.aten
-FEW = 1 << 13  # numbers: more are worth several threads
+FEW = 1 << 13  # elements above which several threads pay off
 _NAMES = (
     "copy", "add", "sub", "mul", "div", "clamp_min", "neg", "exp", "log_sigmoid", "relu", "sigmoid", "silu", "softplus", "square", "tanh",
     "lerp", "sum", "length", "layer_norm",
@@ -26,7 +26,7 @@ _ELEMENTWISE: dict[Any, str] = {
     aten.sigmoid.default: "sigmoid", aten.silu.default: "silu", aten.softplus.default: "softplus", aten.square.default: "square",
     aten.tanh.default: "tanh", aten.lerp.Tensor: "lerp", aten.lerp.Scalar: "lerp",
 }  # fmt: skip
-_OPERANDS = {"add": 2, "sub": 2, "mul": 2, "div": 2, "clamp_min": 2, "lerp": 3}  # of others one
+_OPERANDS = {"add": 2, "sub": 2, "mul": 2, "div": 2, "clamp_min": 2, "lerp": 3}  # others have one
 _COPIES = (aten.to.dtype, aten._to_copy.default, aten.clone.default, aten.contiguous.default)
 _operation = struct.Struct("3q d" + 4 * "4q d")  # Operation of small_operations.cpp
 _NOTHING = (0, 0, 0, 0, 0.0)
@@ -52,7 +52,7 @@ def joined(parts: Sequence[Small]) -> Small:
 
 
 def small(target: Any, args: tuple, kwargs: dict[str, Any], value: Any) -> Small | None:
-    """Operation that computes ``target(*args, **kwargs)`` into ``value``, memory of its own; None if it is none of these.
+    """Operation that computes ``target(*args, **kwargs)`` into the buffer ``value``; None if it is not supported.
 
     Numbers are computed in float32 and rounded once to the dtype of ``value``, as by torch.
     """
@@ -121,7 +121,7 @@ def _fits(*tensors: Tensor) -> bool:
 
 
 def _as_matrices(*tensors: Tensor) -> tuple[int, int, list[tuple[int, int]]] | None:
-    """Rows, columns and strides of ``tensors``, of one shape, as matrices; None unless columns are neighbours or one number."""
+    """Rows, columns and strides of ``tensors``, of one shape, as matrices; None unless columns are contiguous or a single number."""
     axes: list[tuple[int, list[int]]] = []
     for i, n in enumerate(tensors[0].shape):
         strides = [t.stride(i) for t in tensors]

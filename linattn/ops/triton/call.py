@@ -60,12 +60,12 @@ class Call:
 
     @property
     def rowwise(self) -> bool:
-        """True if the parts of a chunk that do not depend on the state lie in rows, one a token."""
+        """True if the state-independent parts of a chunk are stored in rows, one per token."""
         return self.fast and self.family.rule == DELTA and self.family.decay != CHANNEL
 
     @property
     def in_place(self) -> bool:
-        """True if the kernels of the backward pass read a chunk's values and parts before they write its gradients of q and k there."""
+        """True if the gradients of q and k alias a chunk's values and parts, which the backward kernels read before."""
         return self.rowwise and self.size_v <= hopper.WIDEST
 
     @property
@@ -87,7 +87,7 @@ class Call:
     def unkept(self) -> str | None:
         """Reason why the backward pass prepares the chunks again, or None if the forward pass keeps what it has prepared.
 
-        That would otherwise lie in the memory of the gradient of k, which now has states, so that a backward pass needs no more memory.
+        Without reuse it would alias the gradient of k; states do so now, so that a backward pass needs no more memory.
         """
         if not self.fusible or not self.rowwise:
             return "only the delta rule without decays per channel saves them, for K = V = 128"
@@ -97,12 +97,12 @@ class Call:
 
     @property
     def aligned(self) -> bool:
-        """True if a chunk's state lies in the rows of its tokens in two tensors, into which it fits if every chunk is whole."""
+        """True if a chunk's state is stored in the rows of its tokens of two tensors, which it fits if every chunk is whole."""
         return self.rowwise and self.cu is None and self.tokens % self.plan.chunk == 0
 
     @property
     def narrowest(self) -> int:
-        """Least channels of a block; on Hopper Triton miscompiles narrow blocks of bfloat16, see table.py."""
+        """Minimum of channels of a block; on Hopper Triton miscompiles narrow blocks of bfloat16, see table.py."""
         return min(32, self.least) if self.card.capability[0] in (8, 12) else self.least
 
     @property
@@ -117,8 +117,8 @@ class Call:
         return self.recorder.empty(*shape, dtype=dtype or self.dtype)
 
     def choose(self, *others: Tensor) -> None:
-        """Set ``fast``: the kernels for Hopper must support all tensors that they read and write, ``others`` included."""
-        write = self.write if self.family.decay != CHANNEL else None  # else it has been prepared
+        """Set ``fast``: the kernels for Hopper must support all tensors that they read and write, including ``others``."""
+        write = self.write if self.family.decay != CHANNEL else None  # else it is a prepared tensor
         self.fast = self.plan.chunk == hopper.CHUNK and hopper.fits((self.size_k, self.size_v), self.q, self.k, self.v, write, *others)
 
     def exchanged(self, do: Tensor) -> Self:

@@ -14,7 +14,7 @@ from linattn.ops.triton.arguments import Arguments, in_rows, side_by_side
 from linattn.ops.triton.plan import DELTA, ERASE, PLAIN
 from linattn.ops.triton.run import Run
 
-WIDEST = 256  # most keys of one call of the kernels; more are split unless the rule erases
+WIDEST = 256  # largest key size of a kernel call; larger ones are split unless the rule erases
 
 
 def name(
@@ -66,7 +66,7 @@ def forward(*arguments: Any, reuse: bool = True) -> launch.Tensors:
 
 
 def recorded(*arguments: Any) -> launch.Tensors:
-    """:func:`forward` in a compiled graph. It has shapes but no addresses, which decide whether prepared chunks are kept."""
+    """:func:`forward` in a compiled graph, which has shapes but no addresses, on which keeping the prepared chunks depends."""
     return forward(*arguments, reuse=False)
 
 
@@ -75,7 +75,7 @@ def _likely_backward(recorder: launch.Recorder, results: launch.Tensors, *argume
     *tensors, scale, _, _, _ = arguments
     o, _, *saved = results
     decay = Arguments(*tensors).decay
-    traced = not any(t is not None and t.requires_grad for t in tensors)  # in a compiled graph no tensor says whose gradient is wanted
+    traced = not any(t is not None and t.requires_grad for t in tensors)  # in a compiled graph requires_grad is unknown
     _backward(recorder, *tensors, o, None, *saved, scale, decay is not None and (traced or decay.requires_grad))
 
 
@@ -101,7 +101,7 @@ def _forward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
 
 
 def prepare(run: Run, reuse: bool, spare: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
-    """Prepare the chunks; returns what the backward pass can ``reuse``, if it is kept. Otherwise it may lie in ``spare``."""
+    """Prepare the chunks; returns what the backward pass can ``reuse``, if it is kept. Otherwise it may alias ``spare``."""
     keeps = reuse and run.unkept() is None
     run.prepare(None if keeps else spare)
     return (run.p, run.fade) if keeps else (None, None)

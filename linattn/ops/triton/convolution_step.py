@@ -16,6 +16,8 @@ from linattn.ops.triton import fitting, launch
 from linattn.ops.triton.recurrences import LOG2E, _exp2
 
 BLOCK = 128  # channels of a program, unless heads are normed
+ROWS = 4  # rows of a program, so that it reads the weight once for all of them, if there are PROGRAMS of one row each
+PROGRAMS = 4096
 MOST = 65535  # most rows, CUDA's limit of a grid's second dimension
 
 
@@ -25,35 +27,39 @@ class Shape(NamedTuple):
     D: int  # channels
     S: int  # tokens of the state
     W: int  # taps
-    DB: int  # channels of a program
+    RB: int  # rows and channels of a program
+    DB: int
     NORMED: int  # channels in heads of DB that are divided by their lengths
     ACTIVATION: bool
     OVERLAPPED: bool
 
 
-@triton.jit
-def step_kernel(x, state, weight, bias, y, x_row, state_row, state_slot, state_channel, eps, shape: tl.constexpr):
+@triton.jit(do_not_specialize=["rows"])
+def step_kernel(x, state, weight, bias, y, rows, x_row, state_row, state_slot, state_channel, eps, shape: tl.constexpr):
     """Tensors other than x are read first."""
     D: tl.constexpr = shape.D
     S: tl.constexpr = shape.S
     W: tl.constexpr = shape.W
+    RB: tl.constexpr = shape.RB
     DB: tl.constexpr = shape.DB
     NORMED: tl.constexpr = shape.NORMED
     if shape.OVERLAPPED:
         tl.extra.cuda.gdc_launch_dependents()
-    row, d = tl.program_id(1).to(tl.int64), tl.program_id(0) * DB + tl.arange(0, DB)
-    there = d < D
+    row, d = (tl.program_id(1) * RB + tl.arange(0, RB))[:, None], (tl.program_id(0) * DB + tl.arange(0, DB))[None, :]
+    real = d < D
+    there = (row < rows) & real
+    row = row.to(tl.int64)
     place = state + row * state_row + d * state_channel
-    total = tl.zeros([DB], tl.float32)
+    total = tl.zeros([RB, DB], tl.float32)
     if bias is not None:
-        total += tl.load(bias + d, mask=there, other=0.0).to(tl.float32)
+        total += tl.load(bias + d, mask=real, other=0.0).to(tl.float32)
     for i in tl.static_range(S):
         past = tl.load(place + i * state_slot, mask=there, other=0.0)
         if i > S - W:
-            total += tl.load(weight + d * W + i + W - 1 - S, mask=there, other=0.0).to(tl.float32) * past.to(tl.float32)
+            total += tl.load(weight + d * W + i + W - 1 - S, mask=real, other=0.0).to(tl.float32) * past.to(tl.float32)
         if i > 0:
             tl.store(place + (i - 1) * state_slot, past, mask=there)
-    last = tl.load(weight + d * W + W - 1, mask=there, other=0.0).to(tl.float32)
+    last = tl.load(weight + d * W + W - 1, mask=real, other=0.0).to(tl.float32)
     if shape.OVERLAPPED:
         tl.extra.cuda.gdc_wait()
     new = tl.load(x + row * x_row + d, mask=there, other=0.0)
@@ -62,7 +68,7 @@ def step_kernel(x, state, weight, bias, y, x_row, state_row, state_slot, state_c
     if shape.ACTIVATION:
         out = out / (1.0 + _exp2(-out * LOG2E))
     if NORMED > 0:
-        length = tl.sqrt_rn(tl.sum(tl.where(there, out * out, 0.0), 0) + eps)
+        length = tl.sqrt_rn(tl.sum(tl.where(there, out * out, 0.0), 1) + eps)[:, None]
         out = tl.where(d < NORMED, out / length, out)
     tl.store(y + row * D + d, out.to(y.dtype.element_ty), mask=there)
 
@@ -97,10 +103,12 @@ def step_(
 def _step(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     x, state, weight, bias, activation, size, normed, eps, overlapped = arguments
     (rows, slots, width), DB = state.shape, size or BLOCK
+    RB = ROWS if triton.cdiv(width, DB) * rows >= PROGRAMS else 1
     y = recorder.empty(rows, 1, width, dtype=x.dtype)
     options: dict[str, Any] = {"launch_pdl": True} if overlapped else {}
     recorder.launch(
-        step_kernel, (triton.cdiv(width, DB), rows, 1), (x, state, weight, bias, y), (x.stride(0), *state.stride(), eps),
-        shape=Shape(width, slots, weight.shape[2], DB, normed, activation, overlapped), num_warps=1 if DB <= 128 else 4, **options,
+        step_kernel, (triton.cdiv(width, DB), triton.cdiv(rows, RB), 1), (x, state, weight, bias, y),
+        (rows, x.stride(0), *state.stride(), eps), shape=Shape(width, slots, weight.shape[2], RB, DB, normed, activation, overlapped),
+        num_warps=1 if DB <= 128 else 4, **options,
     )  # fmt: skip
     return (y,)

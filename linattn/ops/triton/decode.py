@@ -8,7 +8,7 @@
 The cost of a step is that of reading and writing the state once. A program owns all K rows of BV columns of one state: products with
 the state are sums over K, so columns are independent, and delta and erase, which read before they write, need no other program. With
 one warp per program such a sum is a few shuffles between lanes without a barrier, and the loads of the whole tile are in flight at
-once. Many small programs fill the device better than a few large ones.
+once. Many small programs occupy the device better than a few large ones.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from linattn.ops.operator import register
 from linattn.ops.torch import linear_attention as portable
 from linattn.ops.triton import fitting, launch, table
 
-LARGEST = 512  # most channels of a key, whose tile has to fit into registers
+LARGEST = 512  # largest key size, whose tile must fit into registers
 
 
 @triton.jit
 def _factor(log):
-    """exp(log) as keep + rest, with keep 1 or 0. A factor near 1 would be rounded to the same side at every step, and slow decays would
-    drift; its distance from 1, computed by a series, is exact enough.
+    """exp(log) as keep + rest, with keep 1 or 0. A factor near 1 would be rounded in the same direction at every step, so that slow
+    decays drift; its distance from 1, computed by a series, is precise.
     """
     near = log > -0.5
     x = tl.where(near, log, 0.0)
@@ -45,14 +45,14 @@ def _factor(log):
 
 @triton.jit
 def _fade(s, keep, rest, written):
-    """exp(log) s + written in two steps, the smaller summand first. After a reset s is masked, so that an infinity is dropped too."""
+    """exp(log) s + written in two steps, the smaller summand first. After a reset s is masked, which also drops infinities."""
     s = tl.where(keep + rest > 0.0, s, 0.0)
     return keep * s + (rest * s + written)
 
 
 @triton.jit
 def _own_state(H: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
-    """Block of columns of this program, and the number of its state, the state's head and its row."""
+    """Block of columns of this program, and the index of its state, the state's head and its row."""
     blocks: tl.constexpr = (V + BV - 1) // BV
     program = tl.program_id(0)
     state = (program // blocks).to(tl.int64)
@@ -184,7 +184,7 @@ def _power_of_two(n: int) -> int:
 def tile(K: int, V: int, states: int) -> tuple[int, int, int]:
     """Rows and columns of a program's tile, and its warps."""
     columns, numbers = table.decode(states * V)
-    if V % 4:  # rows that are no multiple of 16 bytes: a thread then has single columns
+    if V % 4:  # rows are no multiples of 16 bytes: single columns per thread
         numbers = 16
     BK, BV = _power_of_two(K), min(columns, _power_of_two(V))
     return BK, BV, max(1, BK * BV // (32 * numbers))
@@ -311,10 +311,9 @@ def recurrent(inputs: Inputs) -> Outputs:
 
 
 def step_(inputs: Inputs, *, overlapped: bool = False, unit: float | None = None) -> Outputs:
-    """Run :func:`recurrent`, and write the final states over the initial ones, as a captured decoding loop needs it.
-
-    ``overlapped``: on Hopper the states are read while earlier launches may still run; the caller ensures that none of these since the
-    last one that waited for all others writes to them. ``unit``: an eps, by which q and k are first divided by √(Σ x² + eps).
+    """Run :func:`recurrent`, and write the final states over the initial ones, as in a captured decoding loop.
+    ``overlapped``: on Hopper the states are read while earlier launches may still run; the caller ensures that none since the last one
+    that waited for all others writes to them. ``unit``: an eps, by which q and k are first divided by √(Σ x² + eps).
     """
     _refuse(inputs)
     state, z = inputs.initial, inputs.initial_z

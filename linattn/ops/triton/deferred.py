@@ -1,8 +1,8 @@
 """Step of the recurrence with deferred writes of its states, for many rows: see linattn/ops/torch/deferred.py.
 
-At many rows a step is bound by the states, which the kernel in decode.py reads and writes; ``deferred_step`` reads them, and at every n-th
-call writes them too. A program owns all K rows of BV columns of one state. What its blocks share is computed before by ``weigh``, so
-that a program has little to do between its loads.
+At many rows a step is bound by the memory traffic of states, which the kernel in decode.py reads and writes; ``deferred_step`` writes
+them only at every n-th call. A program owns all K rows of BV columns of one state. ``weigh`` precomputes what its blocks share, so that
+a program has little work between its loads.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def weigh(
     w = tl.load(key_place[None, :] + slots[:, None] * K, mask=taken[:, None] & in_k[None, :], other=0.0).to(tl.float32)
     total = 0.0
     if decay is not None:
-        # The slot behind each: a difference of two sums would be none after a reset.
+        # Sums after each slot; a difference of two sums would be NaN after a reset.
         if PER_CHANNEL:
             decay_place = decays + own * SLOTS * K + channels
             log = tl.load(decay + n * decay_row + head * decay_head + channels, mask=in_k, other=0.0).to(tl.float32)
@@ -125,7 +125,7 @@ def deferred_step(
         bt = tl.load(beta + n * beta_row + head * beta_head).to(tl.float32)
         held = tl.sum(tl.where(kt[:, None] != 0.0, kt[:, None] * s, 0.0), 0)
         new = bt * (new - held - tl.sum(from_k[:, None] * u, 0))
-    out = tl.sum(tl.where(qt[:, None] != 0.0, qt[:, None] * s, 0.0), 0)  # after a reset the state is masked, infinities too
+    out = tl.sum(tl.where(qt[:, None] != 0.0, qt[:, None] * s, 0.0), 0)  # after a reset the state is masked, including infinities
     out += tl.sum(from_q[:, None] * tl.where((slots == used)[:, None], new[None, :], u), 0)
     tl.store(o + own * V + columns, out, mask=in_v)
 

@@ -24,9 +24,9 @@ __all__ = [
     "Tensors",
     "on_device",
     "run",
-]  # names for bodies and callers of kernels
+]  # re-exported for bodies and callers of kernels
 INTERPRETED = gpu.INTERPRETED
-MOST = 1024  # most recorded calls; the oldest is dropped
+MOST = 1024  # largest number of recorded calls; the oldest is dropped
 _programs: dict[tuple, Program] = {}
 _compiled: set[tuple] = set()
 _replay_refusals: dict[torch.device, str | None] = {}
@@ -44,7 +44,7 @@ def run(
 
     ``body`` must depend only on the shapes, strides and dtypes of ``tensors``, on which of them are None and on ``options``, and use
     tensors only in launches. ``then(recorder, results, *tensors, *options)`` is the body that probably runs next: its kernels are
-    compiled at the same time. ``pauses`` are called in turn where the body has ``recorder.pause()``.
+    compiled concurrently. ``pauses`` are called in turn at ``recorder.pause()`` in the body.
     """
     tensors = tuple(t if t is None else _signed(t) for t in tensors)
     with on_device(like.device):
@@ -66,7 +66,7 @@ def run(
         if (sort := (body, options, then is None, *sizes)) not in _compiled:
             _compile(body, then, like, tensors, options)
             _compiled.add(sort)
-        tensors = tuple(t if t is None else t.detach() for t in tensors)  # arguments that are one tensor now may be two the next time
+        tensors = tuple(t if t is None else t.detach() for t in tensors)  # equal arguments may be different tensors in the next call
         recorder = Recorder(like, tensors, pauses)
         made = body(recorder, *tensors, *options)
         if len(_programs) >= MOST:
@@ -76,7 +76,7 @@ def run(
 
 
 def replay_refusal(device: torch.device) -> str | None:
-    """Reason why launches on ``device`` are not replayed, or None if they are; tried once per process and device, see probe.py."""
+    """Reason why launches on ``device`` are not replayed, or None if they are; tested once per process and device, see probe.py."""
     if device not in _replay_refusals:
         if capturing():
             return "a CUDA graph is being captured, and whether launches can be replayed was not tested before it"
@@ -85,7 +85,7 @@ def replay_refusal(device: torch.device) -> str | None:
 
 
 def capturing() -> bool:
-    """True if a CUDA graph is being captured, in which no trial may run."""
+    """True if a CUDA graph is being captured, in which no test may run."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
@@ -102,7 +102,7 @@ def set_allocator() -> None:
     """Set the allocator for kernels that make descriptors, those for Hopper, unless one is set in this thread."""
     try:
         from triton.runtime._allocation import NullAllocator, _allocator
-    except ImportError:  # those kernels then fail in their trial; others need no allocator
+    except ImportError:  # those kernels then fail in their test; others need no allocator
         return
     if isinstance(_allocator.get(), NullAllocator):
         triton.set_allocator(lambda size, alignment, stream: torch.empty(size, device="cuda", dtype=torch.int8))

@@ -16,7 +16,7 @@ from linattn.ops.triton.chunks import WIDEST, name
 from linattn.ops.triton.plan import CHANNEL, HEAD, NONE
 from linattn.ops.triton.run import Run
 
-STEPS = 16  # most tokens for which steps are faster than chunks
+STEPS = 16  # largest number of tokens for which steps are faster than chunks
 
 
 def refusal(inputs: Inputs, form: str) -> str | None:

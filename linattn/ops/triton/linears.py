@@ -2,7 +2,7 @@
 
 One vector needs no tensor cores: a program loads a few rows of a matrix at once. Only the vector depends on the previous launch, so
 where launches may overlap (Hopper) the matrix is loaded while that one ends. Several vectors are normed by a separate launch and
-multiplied in tiles, whose channels several programs may share. What both kernels are made of is in linears_parts.py.
+multiplied in tiles, whose channels several programs may share (split-K). Shared parts of both kernels: linears_parts.py.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from linattn.ops.torch.linears import normed as portable_norm
 from linattn.ops.triton import fitting, launch, linear_tiles, norms
 from linattn.ops.triton.linears_parts import _ask, _bias, _norm, _place, _prepared, _rows, _silu, _store, _summed
 
-LARGEST = 16384  # most channels of a vector, which a program holds
-ROWS = 8  # most rows of a program, of all matrices together
+LARGEST = 16384  # largest number of channels of a vector, which a program holds
+ROWS = 8  # largest number of rows of a program, of all matrices together
 BYTES, EACH = 32 << 10, 256  # bytes of rows per program and per thread; fewer threads finish their sums sooner
 REGISTERS = 96  # registers of a thread without a norm, so that two launches fit on a multiprocessor
 MAPS = 8
@@ -107,7 +107,7 @@ def tile_kernel(x, matrices, biases, constants, residual, y, wide, parts, counte
     """Compute the same for M vectors without a norm; each result is a dense [M, N]. A program has CHANNELS of a tile, a multiple of BK.
 
     Each of the SPLIT programs of a tile stores its sums in ``parts``. The last one by the counter adds them in a fixed order, whichever
-    program it is, and resets the counter. Nothing is counted or stored before the previous launches have ended.
+    program it is, and resets the counter. Counting and storing wait for the end of the previous launches.
     """
     SIZES: tl.constexpr = shape.SIZES
     K: tl.constexpr = shape.K
@@ -264,7 +264,8 @@ def _of_vector(tensors: tuple, eps: float, launched: dict[str, Any], **shared: A
 def _of_tiles(tensors: tuple, vectors: int, counters: Tensor | None, launched: dict[str, Any], **shared: Any) -> None:
     x, K, gated = tensors[0], shared["K"], shared["GATED"]
     countable = 0 if counters is None else counters.numel()
-    tiles = linear_tiles.choose(vectors, K, shared["SIZES"], x.element_size(), gated=gated, counters=countable)
+    most = gpu.card(x.device).shared
+    tiles = linear_tiles.choose(vectors, K, shared["SIZES"], x.element_size(), gated=gated, counters=countable, shared=most)
     grid = tiles.grid(vectors, shared["SIZES"])
     parts = None
     if tiles.SPLIT > 1:

@@ -15,9 +15,9 @@ def _silu(x):
 
 @triton.jit
 def _prepared(x, weight, gate, k, K: tl.constexpr, BK: tl.constexpr, SIZE: tl.constexpr, eps):
-    """Vector, normed and gated, in float32, and a factor that its products must be multiplied with.
+    """Vector, normed and gated, in float32, and a factor for its products.
 
-    The factor of a norm over all channels is a sum over the program, as the products are, so neither waits for the other.
+    The factor of a norm over all channels is a reduction over the program, like the products, so neither waits for the other.
     """
     there = k < K
     a = tl.load(x + k, mask=there, other=0.0).to(tl.float32)
@@ -79,7 +79,7 @@ def _log1p_exp(x):
 
 @triton.jit
 def _finished(out, other, STEP: tl.constexpr):
-    """``out`` after the step of FINISHES with the number ``STEP``."""
+    """``out`` after the elementwise step number ``STEP`` of FINISHES."""
     if STEP == 0:
         y = tl.minimum(out, 0.0) - _log1p_exp(-tl.abs(out))
     elif STEP == 1:

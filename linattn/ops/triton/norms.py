@@ -1,7 +1,7 @@
-"""Norms over the last axis on a GPU: kernels of whole rows, forward and backward from the inputs alone.
+"""Norms over the last axis on a GPU: kernels over whole rows, forward and backward, saving only the inputs.
 
 Tensors are [M, H, V]. A row is read once, its sum is float32, and results are rounded once. Gradients of a weight are summed over
-the rows of a program and then over programs, in an order that depends on shapes alone.
+the rows of a program and then over programs, in an order that depends only on shapes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from linattn.ops import tracing
 from linattn.ops.torch.norms import norm as portable
 from linattn.ops.triton import fitting, launch
 from linattn.ops.triton.recurrences import LOG2E, _exp2
@@ -31,7 +30,7 @@ class Shape(NamedTuple):
     V: int
     RB: int  # rows of a tile
     VB: int  # channels of a tile
-    EACH: bool  # each head has a weight of its own, and a program has one head
+    EACH: bool  # weights per head, one head per program
     MEAN: bool  # the sum is divided by V
 
 
@@ -123,8 +122,6 @@ def refusal(x: Tensor, weight: Tensor | None, gate: Tensor | None, dtype: torch.
         return "its sums are float32, and float64 was given"
     if x.ndim < 2 or not x.numel() or x.shape[-1] > LARGEST:
         return f"it takes [..., V] of at most {LARGEST} channels, but x has shape {list(x.shape)}"
-    if tracing.traced(x, weight, gate):
-        return "tracing is active, which needs PyTorch operations"
     return fitting.refusal(fitting.alike("norm", x))
 
 
@@ -155,6 +152,16 @@ def backward(
     d_x, d_gate, parts = launch.run(_backward, x, tensors, eps, mean)
     d_weight = None if weight is None else parts.sum(0).view(weight.shape).to(weight.dtype)
     return d_x.view(x.shape), d_weight, None if gate is None else d_gate.view(x.shape)
+
+
+def outputs(x: Tensor, *options: Any) -> Tensor:
+    """The result of :func:`forward` without memory."""
+    return x.new_empty(x.shape, dtype=options[-1])
+
+
+def gradients(_: Tensor, *arguments: Any) -> tuple[Tensor | None, ...]:
+    """Empty gradients, as :func:`backward` returns them."""
+    return tuple(None if t is None else t.new_empty(t.shape) for t in arguments[:3])
 
 
 def _three(t: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Chunked form of the recurrence on a GPU for rows that several processes share: each has one part of every row.
+"""Chunked form of the recurrence on a GPU for rows split over several processes: each has one part of every row.
 
 Kernels fold the segments of a part into its state from an empty start and its link. One all-gather distributes them, and the kernels of
 :mod:`linattn.ops.triton.chunks` continue from the state before the part; in the backward pass likewise with cotangents.
@@ -123,7 +123,7 @@ def _fold(sizes: Sizes, parts: Tensor, state: Tensor | None, out: Tensor, links:
         link = (parts[i, sizes.states :] if links is None else links[i]).view(sizes.link)
         if link.ndim < own.ndim:
             state = torch.addcmul(own, link[..., None], state)
-        else:  # in float64, which no GPU rounds to TF32
+        else:  # in float64, which is never rounded to TF32
             state = own + ((link if links is None else link.mT).double() @ state.double()).float()
     assert state is not None
     return out.copy_(state)
@@ -137,7 +137,7 @@ def _forward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     starts = run.empty(run.plan.segments, *run.state, dtype=torch.float32)
     links = run.empty(run.plan.segments, run.heads, run.size_k, *[run.size_k] * square, dtype=torch.float32)
     run.choose(o)
-    kept = prepare(run, keeps)
+    kept = prepare(run, keeps, o)
     run.forward(starts, **joining(run, links), local=True, every=True)
     run.fold(starts, **joining(run, links), folded=folded, reverse=False)
     recorder.pause()
@@ -184,12 +184,13 @@ def _backward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     *tensors, do, after, starts, links, prepared, bounds, folded, scale, ddecay = arguments
     run = Run(recorder, Arguments(*tensors), scale)
     run.choose(do)
-    run.prepare(None, (prepared, bounds))
+    dk = run.empty(*run.own, run.size_k) if run.in_place else None
+    run.prepare(dk, (prepared, bounds))
     ends = run.empty(*starts.shape, dtype=torch.float32)
     run.backward(do, ends, local=True, every=True)
     run.fold(ends, **joining(run, links), folded=folded, reverse=True)
     recorder.pause()
-    kept = kept_states(run, starts, ddecay)  # while the cotangents are on their way
+    kept = kept_states(run, starts, ddecay, None if run.p is dk else dk)  # overlaps with the exchange of cotangents
     recorder.pause()
     run.chain(ends, **joining(run, links), first=after, reverse=True)
-    return gradients_from(run, do, starts, ends, kept, ddecay, None)
+    return gradients_from(run, do, starts, ends, kept, ddecay, dk)

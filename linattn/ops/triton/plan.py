@@ -1,4 +1,4 @@
-"""Partition of a call into chunks, segments and blocks, from shapes alone, so that the same inputs give the same bits everywhere."""
+"""Partition of a call into chunks, segments and blocks, from shapes only, for deterministic results."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def plan(family: Family, batch: int, tokens: int, heads: int, sizes: tuple[int, 
 def segments(family: Family, tokens: int, states: int, sizes: tuple[int, int]) -> int:
     """Number of segments per sequence for ``states`` of ``sizes`` over ``tokens``, measured on an H200 (see benchmarks/log.md).
 
-    A scan is as fast as memory once half of the multiprocessors are busy. A scan that does little but read needs all of them.
+    A scan reaches memory bandwidth once half of the multiprocessors are busy, a scan of little arithmetic once all are.
     """
     programs = states * -(-sizes[1] // WIDE)
     full = table.PROGRAMS * (2 if max(sizes) <= WIDE // 2 else 1)  # narrow states share a multiprocessor

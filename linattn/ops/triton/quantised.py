@@ -1,6 +1,6 @@
 """Linear maps of few vectors with quantised matrices on a GPU, beside plain ones in one launch, and rows of quantised matrices.
 
-A lane reads the words of 32 bits for which it has the numbers of the vector, so that none change lanes; quantised_parts.py multiplies them.
+Each lane loads the 32-bit words that match its elements of the vector, so no data moves between lanes. Products: quantised_parts.py.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from linattn.ops.triton import linears as plain_kernels
 from linattn.ops.triton.linears_parts import _bias, _norm, _prepared, _silu, _store
 from linattn.ops.triton.quantised_parts import _ended, _four, _of_heads, _place, _silus, _squares, _sums4, _sums8, _times
 
-VECTORS = 256  # of more than so many, a product with the matrix as floats is faster
-ROWS = 16  # most rows of a program
+VECTORS = 256  # with more vectors a product with the dequantised matrix is faster
+ROWS = 16  # largest number of rows of a program
 BYTES = 16 << 10  # of rows of a program
 THREADS = {4: 128, 8: 128, 16: 256}  # bytes of rows of a thread, by the bits of a number
 PROGRAMS = 128  # about one for each multiprocessor of the largest devices
-TILE = 64  # most rows of a matrix in a tile of several vectors
+TILE = 64  # largest number of matrix rows in a tile of several vectors
 NONE = Norm(None, 0.0, 0)
 NAMES = {0: "PLAIN", 8: "EIGHT", 4: "FOUR"}  # constants of the kernel for the rows of a program, by the bits of a number
 
 
 @triton.jit
 def _words(matrix, n, in_n, w, WORDS: tl.constexpr, BW: tl.constexpr):
-    """Words ``w`` of 32 bits of the rows ``n``, which have WORDS each."""
+    """32-bit words ``w`` of the rows ``n``, which have WORDS each."""
     there = in_n[:, None] if WORDS == BW else in_n[:, None] & (w < WORDS)[None, :]
     return tl.load(matrix.to(tl.pointer_type(tl.int32), bitcast=True) + n[:, None].to(tl.int64) * WORDS + w[None, :], mask=there, other=0)
 
 
 @triton.jit
 def _scales(scale, n, in_n, w, K: tl.constexpr, GROUP: tl.constexpr):
-    """Scales of the words ``w`` of 8 numbers; the hint gives them the lanes of the words, it is not true of the addresses."""
+    """Scales of the words ``w`` of 8 codes; the hint, false for the addresses, selects the layout of the words."""
     own = tl.max_contiguous(tl.multiple_of(w // (GROUP // 8), 1), 32)
     there = in_n[:, None] & (w < K // 8)[None, :]
     address = scale.to(tl.pointer_type(tl.float16), bitcast=True)
@@ -66,7 +66,7 @@ def vector_kernel(
     if FOUR > 0:
         if kind == 4:
             BW: tl.constexpr = BK // 8
-            n, w = first + tl.arange(0, FOUR), tl.multiple_of(tl.arange(0, BW), 1)  # a word for each lane, as of the vector
+            n, w = first + tl.arange(0, FOUR), tl.multiple_of(tl.arange(0, BW), 1)  # a word per lane, in the vector's layout
             in_n, four = n < N, tl.arange(0, BW)
             words, each = _words(matrix, n, in_n, w, K // 8, BW), _scales(scale, n, in_n, w, K, GROUP)
             if GATED:
@@ -187,7 +187,7 @@ def tile_kernel(
 
 @triton.jit
 def _product4(low, high, place, scale, group, in_n, PRECISION: tl.constexpr):
-    """Product with one group of 4-bit rows: of whole numbers, multiplied by the scales."""
+    """Product with one group of 4-bit rows: integer codes, multiplied by the scales."""
     codes = tl.load(place, mask=in_n[None, :], other=0).to(tl.int32)
     part = tl.dot(low, ((codes & 15) - 8).to(low.dtype), input_precision=PRECISION)
     part = tl.dot(high, ((codes >> 4) - 8).to(low.dtype), part, input_precision=PRECISION)

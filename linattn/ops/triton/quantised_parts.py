@@ -1,7 +1,7 @@
 """Parts of the kernels of quantised matrices: the matrix of a program, the vector with its norm and gate, products as floats, the result.
 
-As floats, codes need no conversion: alone in the mantissa they are numbers below the normal ones, which products read exactly and at
-full speed, and the vector has the factor that this lacks. Scales multiply sums of codes.
+Codes need no conversion to float: in the mantissa they are subnormal numbers, which products read exactly and at full speed; the vector
+is scaled to compensate. Scales multiply sums of codes.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ def _of_heads(squares, BW: tl.constexpr, WORDS: tl.constexpr, SIZE: tl.constexpr
 
 @triton.jit
 def _number(words, MASK: tl.constexpr):
-    """Bits MASK of words as a float below the normal ones: 2^-149 times the whole number."""
+    """Bits MASK of words as a subnormal float: 2^-149 times the integer."""
     return (words & MASK).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _sums4(words, scale, low, high):
     """Products of rows of 4 bits with a vector: Σ scale Σ (code − 8) a. Byte j of a word has the codes of low[j] and high[j]."""
-    upper = words >> 16  # bits that stay within the mantissa
+    upper = words >> 16  # bits within the mantissa
     part = ((low[0] + high[0] + low[1] + high[1] + low[2] + high[2] + low[3] + high[3]) * (-8.0 * SMALL))[None, :]
     part = _number(words, 0xF) * (low[0] * LARGE)[None, :] + part
     part = _number(words, 0xF0) * (high[0] * (LARGE / 16))[None, :] + part
@@ -88,7 +88,7 @@ def _sums4(words, scale, low, high):
 @triton.jit
 def _sums8(words, a):
     """Products of rows of 8 bits with a vector, without their scale: Σ code a."""
-    words ^= SIGNS  # 128 more than the codes
+    words ^= SIGNS  # codes + 128
     upper = words >> 16
     part = ((a[0] + a[1] + a[2] + a[3]) * (-128.0 * SMALL))[None, :]
     part = _number(words, 0xFF) * (a[0] * LARGE)[None, :] + part

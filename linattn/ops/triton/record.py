@@ -17,7 +17,7 @@ from linattn.ops.triton import fitting
 from linattn.ops.triton.fitting import Grid, Tiles
 
 ALIGNED = 256  # bytes
-FUSED = {"enable_fp_fusion": True}  # the option of all measurements; Triton 3.9 warns that its default will change
+FUSED = {"enable_fp_fusion": True}  # used in all measurements; explicit, since Triton 3.9 warns about a change of its default
 Tensors = tuple[Any, ...]  # each a tensor or None
 
 
@@ -61,7 +61,7 @@ class Recorder:
 
 
 class Compiler(Recorder):
-    """Recorder that compiles kernels in place of launches, and makes tensors without memory."""
+    """Recorder that compiles kernels in place of launches, and allocates fake tensors."""
 
     def __init__(self, like: Tensor, given: Tensors) -> None:
         super().__init__(like, given)
@@ -105,7 +105,7 @@ class Life(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Memory of a tensor: bytes from ``offset`` on in the ``host``-th result, or in the allocation for all others if that is None."""
+    """Memory of a tensor: bytes from ``offset`` on in the ``host``-th result, or in the common allocation if that is None."""
 
     host: int | None
     offset: int
@@ -114,8 +114,8 @@ class Place(NamedTuple):
 class Program:
     """Recorded launches without addresses.
 
-    Tensors that are not results share memory if no launch uses both: they lie in results that later launches write, as far as they fit,
-    and else in one allocation.
+    Tensors other than results share memory unless live at the same time: they alias results that later launches write, if they fit,
+    else parts of one allocation.
     """
 
     def __init__(self, recorder: Recorder, results: Tensors) -> None:
@@ -160,7 +160,7 @@ def _size(t: Tensor) -> int:
 
 
 def _lives(recorder: Recorder) -> dict[int, Life]:
-    """The life of each tensor that the recorder has made, by id; one that no launch uses lives throughout."""
+    """Live range of each tensor of the recorder, by id; unused ones are live throughout."""
     lives: dict[int, Life] = {}
     for i, (_, _, _, tensors, _) in enumerate(recorder.launches):
         for t in tensors:
@@ -170,7 +170,7 @@ def _lives(recorder: Recorder) -> dict[int, Life]:
 
 
 def placed(tensors: list[tuple[int, Life]], hosts: list[tuple[int, int]]) -> list[Place]:
-    """Places of ``tensors``, of a size in bytes and a life each, the largest first.
+    """Places of ``tensors``, given as size in bytes and live range, the largest first.
 
     ``hosts`` are results with their sizes and the launches from which on they are in use themselves.
     """
@@ -195,7 +195,7 @@ def _meet(one: Life, other: Life) -> bool:
 
 
 def _gap(size: int, taken: list[tuple[int, int]]) -> int:
-    """Least offset of ``size`` bytes outside of the spans ``taken``."""
+    """Smallest offset of ``size`` bytes outside of the spans ``taken``."""
     offset = 0
     for start, end in sorted(taken):
         if offset + size <= start:
@@ -205,7 +205,7 @@ def _gap(size: int, taken: list[tuple[int, int]]) -> int:
 
 
 def on_device(device: torch.device) -> AbstractContextManager:
-    """Make ``device`` the current one, to which kernels are launched."""
+    """Context in which ``device`` is current, for launches."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(device)

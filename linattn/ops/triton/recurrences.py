@@ -18,7 +18,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _exp2(x):
-    """2 ** x, 0 for results below the normal numbers of float32, which saves three instructions."""
+    """2 ** x with subnormal results flushed to 0, which saves three instructions."""
     if INTERPRETED:
         y = tl.exp2(x)
     else:
@@ -31,7 +31,7 @@ def held_form(kind: tl.constexpr, log):
     """Decay in the form in which it is applied to states.
 
     For "sum" the form is exp(log) or, near 1, its distance from 1, with the sign bit set even for a 0. A factor near 1 would be
-    rounded to the same side at every step; its distance from 1 is not.
+    rounded in the same direction at every step, unlike its distance from 1.
     """
     if kind == "sum":
         size = tl.abs(log)
@@ -42,7 +42,7 @@ def held_form(kind: tl.constexpr, log):
 
 @triton.jit
 def join(kind: tl.constexpr, state, held, near, later):
-    """Apply the decay ``held`` to ``state`` and add ``later``. ``near``: True if ``held`` is a distance from 1, as its sign bit says."""
+    """Apply the decay ``held`` to ``state`` and add ``later``. ``near``: True if ``held`` is a distance from 1, by its sign bit."""
     if kind == "sum":
         joined = held * state + later
         return tl.where(near, joined + state, joined)

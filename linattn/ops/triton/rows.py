@@ -1,6 +1,6 @@
 """Copies of rows of many tensors in one launch: a row of each tensor to a packed row, back, or to another row.
 
-torch has no such launch for tensors of several dtypes, and a hundred launches keep the host busy for longer than a decoding step.
+torch has no such operation for several dtypes, and a hundred launches take longer on the host than a decoding step.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from linattn.ops.triton import fitting, launch, table
 from linattn.ops.triton import scan_kernels as kernels
 from linattn.ops.triton.table import Elementwise as Config
 
-SHORT = 8  # most tokens of a call with one small tile: decoding
+SHORT = 8  # largest number of tokens of a call with one small tile: decoding
 WIDTH = 64  # channels of a chain in the estimate of the number of chains
-PROGRAMS = 32  # most programs of a chain
+PROGRAMS = 32  # largest number of programs of a chain
 REGISTERS = 65536 // 32  # registers of a multiprocessor, for each thread of a warp
 
 
@@ -31,7 +31,7 @@ def processors(device: torch.device) -> int:
 
 
 def refusal(kind: str, decay: Tensor, x: Tensor, *_: Tensor | None) -> str | None:
-    """Reason why the kernels do not run a call, or None if they do; they run every call on a GPU that they fit."""
+    """Reason why the kernels do not run a call, or None if they do; on a GPU whose resources suffice every call runs."""
     passes = ("forward", "backward") if tracing.wanted(decay, x) else ("forward",)
     return fitting.refusal(*((each, *_name(kind, decay, x)) for each in passes))
 
@@ -146,7 +146,7 @@ class _Launch:
         self.chains = batch * per_row
         slots = processors(values.device) * c.programs if self.on_gpu else PROGRAMS * self.chains
         self.programs = max(1, min(slots // self.chains, self.tiles, PROGRAMS))
-        if not self.on_gpu and self.programs < self.tiles:  # the interpreter runs the programs one after the other
+        if not self.on_gpu and self.programs < self.tiles:  # the interpreter runs programs sequentially
             self.programs = 1
         self.lanes = min(self.chains, slots)
         most = 1 if self.tokens <= SHORT else min(slots // per_row, PROGRAMS)  # independent of the batch
@@ -159,7 +159,7 @@ class _Launch:
     def boundaries(
         self, cu: Tensor | None, before: Tensor | None, after: Tensor | None, empty: float
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The number of the sequence, from 1 on, at its first token, and at its last: twice [T], elsewhere 0."""
+        """Index of the sequence, from 1, at its first token, and at its last: two tensors [T], 0 elsewhere."""
         if cu is None:
             return None, None
         starts, ends = (self.recorder.zeros(self.tokens, dtype=torch.int32) for _ in range(2))

@@ -1,13 +1,14 @@
-"""Kernels of the elementwise recurrences: memory is read once, and the state goes from program to program along time.
+"""Kernels of the elementwise recurrences: memory is read once, and the state is passed from program to program along time (decoupled
+look-back).
 
 A tile is S spans of C tokens, by DB channels: a warp has a span, a thread all tokens of its channels. The tiles of the same channels,
-in the order of time, are a chain. P programs share a chain and take its tiles by turns; each loads its next tile while it works on
-the present one. A program runs over a tile twice: from an empty state, for the sum of each span, and from the entering state, for the
+in the order of time, are a chain. P programs share a chain and take its tiles in turn; each prefetches its next tile while it processes
+the current one. A program runs over a tile twice: from an empty state, for the sum of each span, and from the entering state, for the
 results.
 
 Between the two runs a program publishes the sums of its tile (``total``, the decay of a state over the tile, and ``own``, the state
 from an empty start), and passes the state after its last tile over the P - 1 tiles in between. The order is always the same, so the
-same inputs give the same bits. Both numbers are one word of 64 bits, written at once; a program waits while a word is still 0. All
+same inputs give the same bits. Both numbers are one 64-bit word, written atomically; a program waits while a word is 0. All
 programs of a chain must run at the same time.
 """
 

@@ -28,10 +28,10 @@ TOGETHER = kernels.TOGETHER.value
 ENDS = Config(channels=2, registers=80)
 FORWARD = Config(channels=2, registers=128)
 BACKWARD = Config(channels=2, registers=168)
-SHORTEST = 8  # least tiles of a segment, if there are as many
+SHORTEST = 8  # minimum of tiles of a segment, if there are as many
 REGISTERS = 65536 // 32  # registers of a multiprocessor, for each thread of a warp
-LARGEST = 256  # most states of a channel
-MOST = 32767  # most rows of a batch: a row is two programs of at most 65,535 along a grid's second dimension
+LARGEST = 256  # largest number of states of a channel
+MOST = 32767  # largest batch: a row takes two of at most 65,535 programs along a grid's second dimension
 
 
 def refusal(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, *_: Tensor | None) -> str | None:
@@ -182,7 +182,7 @@ class _Launch:
         )  # fmt: skip
 
     def boundaries(self, cu: Tensor | None, before: Tensor | None, after: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """The number of the sequence, from 1 on, at its first token, and at its last: twice [T], elsewhere 0."""
+        """Index of the sequence, from 1, at its first token, and at its last: two tensors [T], 0 elsewhere."""
         if cu is None:
             return None, None
         starts, stops = (self.recorder.zeros(self.tokens, dtype=torch.int32) for _ in range(2))

@@ -1,7 +1,7 @@
 """Kernels of the selective scan's gradients, in the segments and tiles of selective_scan_kernels.py, from the last token to the first.
 
-Sums over channels (the gradients of B and C) are formed in each warp, and ``gather`` adds the warps in their order, so that the same
-inputs give the same bits.
+Sums over channels (the gradients of B and C) are formed in each warp, and ``gather`` adds the warps in order, for
+deterministic results.
 """
 
 import triton
@@ -15,7 +15,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def _fold(one, two, lane, bit: tl.constexpr):
-    """Sums over pairs of lanes: of ``one`` in those whose number lacks the ``bit``, of ``two`` in the others."""
+    """Sums over pairs of lanes: of ``one`` in lanes without the ``bit`` in their index, of ``two`` in the others."""
     upper = (lane & bit) != 0
     return tl.where(upper, two, one) + tl.gather(tl.where(upper, one, two), lane ^ bit, 0)
 

@@ -5,7 +5,7 @@ which a state's decay over the segment follows; ``chain`` passes the state from 
 the true states. Backward does the same from the last token to the first.
 
 A walk has tiles of C tokens, whose inputs and outputs stay in registers while the N states of a channel are processed one after the
-other. So sums over states cost only their additions, any N is possible, and backward has registers for the C states and decays of
+other. So sums over states need no reduction across lanes, any N is possible, and backward has registers for the C states and decays of
 one n. The states before each tile are in memory, [.., N, D]; forward saves those that backward starts from. This file has the
 forward pass and helpers of both passes; selective_scan_gradients.py has the backward pass.
 """
@@ -48,7 +48,7 @@ class Tile(NamedTuple):
 
 @triton.jit
 def _four(pointer):
-    """Four neighbouring numbers, at a multiple of 16 bytes, in one load: Triton would take one at a time."""
+    """Four contiguous numbers, 16-byte aligned, in one load; Triton would load them separately."""
     if INTERPRETED:
         four = (tl.load(pointer), tl.load(pointer + 1), tl.load(pointer + 2), tl.load(pointer + 3))
     else:
@@ -65,7 +65,7 @@ def _four(pointer):
 
 @triton.jit
 def _numbers(pointer, C: tl.constexpr):
-    """C neighbouring tokens of B or C."""
+    """C contiguous tokens of B or C."""
     numbers = ()  # type: tuple
     for i in tl.static_range(0, C, 4):
         four = _four(pointer + i)
@@ -112,7 +112,7 @@ def _marks(marks, t, T, C: tl.constexpr):
 
 @triton.jit
 def _any(start, stop, C: tl.constexpr):
-    """True if there is any mark; tiles without marks, most of them, skip the checks at each token."""
+    """True if there is any mark; most tiles have none and skip the checks at each token."""
     marked = False
     for i in tl.static_range(C):
         marked = marked | (start[i] > 0) | (stop[i] > 0)
@@ -130,7 +130,7 @@ def _given(states, mark, d, n, real, D: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def _place(segments, D: tl.constexpr, K: tl.constexpr):
-    """Channels, segment and batch row of this program; channels come first, so that neighbours share B and C."""
+    """Channels, segment and batch row of this program; channels vary fastest, so that adjacent programs share B and C."""
     blocks: tl.constexpr = (D + 32 * K - 1) // (32 * K)
     block, rest = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     d = block * (32 * K) + tl.arange(0, 32 * K)
@@ -236,7 +236,7 @@ def chain(
 ):  # fmt: skip
     """The state that enters each PARTS-th segment, from ``given`` [B, D, N] or zeros, to row ``step`` i of ``states`` [B, rows, N, D].
 
-    i counts these. Backward, a state enters such PARTS segments, or fewer at the end, from behind.
+    i counts these. In backward a state enters such PARTS segments, or fewer at the end, from the later side.
     """
     blocks: tl.constexpr = (D + DB - 1) // DB
     d = tl.program_id(0) % blocks * DB + tl.arange(0, DB)

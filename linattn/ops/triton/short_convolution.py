@@ -25,7 +25,7 @@ class Config(NamedTuple):
 
 FORWARD = Config(channels=128, warps=1, tokens=8, groups=8)
 BACKWARD = Config(channels=128, warps=1, tokens=8, groups=16)
-WIDEST = 8  # most taps
+WIDEST = 8  # largest number of taps
 
 
 def refusal(x: Tensor, weight: Tensor, *_: Tensor | None) -> str | None:

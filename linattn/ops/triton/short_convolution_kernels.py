@@ -1,8 +1,8 @@
 """Kernels of the short convolution: a program of one warp has DB channels and walks a segment of time.
 
 The last W - 1 inputs, and backward the last W - 1 gradients before the SiLU, stay in registers, so that each number is read once
-and the sigmoid is formed once. C tokens are read before the first of them is used. The gradients of weight and bias are summed
-over a segment in registers; the sums of all segments are added up afterwards, in an order that depends on shapes alone.
+and the sigmoid is computed once. C tokens are loaded before the first of them is used. The gradients of weight and bias are summed
+over a segment in registers; the sums of segments are added afterwards, in an order that depends only on shapes.
 """
 
 from typing import NamedTuple

@@ -39,7 +39,7 @@ def fold(
     columns = (tl.program_id(0) - tl.where(links, blocks, 0)) * BV + tl.arange(0, BV)
     there = (channels < K)[:, None] & (columns < width)[None, :]
     block = channels[:, None] * width + columns[None, :]
-    first_link = tl.full((), K * V, tl.int64) * heads  # heads that are 1 are no tensor
+    first_link = tl.full((), K * V, tl.int64) * heads  # heads = 1 is a constant, not a tensor
     if not PACKED:
         first_link *= sequences
     here = folded + tl.where(links, first_link, 0) + (n * heads + head) * K * width

@@ -1,10 +1,10 @@
 """Configurations of the kernels by properties of the call, from table.json, which ``python -m benchmarks.configurations`` writes.
 
-For each kind of kernel the first row whose conditions a call meets is the one that is used. A condition names a property of the
-call and the value that it has; with ``_at_most`` or ``_at_least`` after the name, a bound. Nothing is measured when a model runs.
+For each kind of kernel the first row whose conditions a call meets is used. A condition names a property of the call and its value, or,
+with ``_at_most`` or ``_at_least`` after the name, a bound. Nothing is tuned at run time.
 
-The table was measured on an H200. cards.json has the rows that come before it on other cards, by ``generation`` (ten times the compute
-capability) and ``shared`` (bytes of shared memory that one program can have): what was found by compiling, see ``make test-targets``.
+The table was measured on an H200. cards.json has rows that take precedence on other cards, by ``generation`` (ten times the compute
+capability) and ``shared`` (bytes of shared memory per program), found by compilation, see ``make test-targets``.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 PROGRAMS = 128  # about one per multiprocessor of the largest devices
 SHORTEST = 512  # least tokens of a segment
-LONG = 2048  # least tokens of a segment if half of the programs would read about as fast
-FEWEST = 4  # least segments of a divided sequence, as all but the last are read twice
+LONG = 2048  # minimum of tokens of a segment if half of the programs read about as fast
+FEWEST = 4  # minimum of segments of a divided sequence, as all but the last are read twice
 
 NARROWEST = 64
 
@@ -54,7 +54,7 @@ class Config(NamedTuple):
 class Elementwise(NamedTuple):
     """Tokens of a span (a warp holds one), spans and channels of a tile, stages of loads, and the programs of a multiprocessor.
 
-    Spans of packed sequences are a power of two, at most 32: they are bits of a number.
+    Spans of packed sequences are a power of two, at most 32, for bit masks.
     """
 
     span: int
@@ -67,7 +67,7 @@ class Elementwise(NamedTuple):
 class Decode(NamedTuple):
     """Columns of a state per program, and elements of its tile per thread.
 
-    Eight columns are a sector of memory and make enough programs of a single sequence; longer pieces of rows are better with enough
+    Eight columns are a memory sector and give enough programs for a single sequence; longer pieces of rows are better with enough
     programs.
     """
 

@@ -13,7 +13,7 @@ def arguments(*shape, dtype=torch.float32):
     return {name: (4 * torch.randn(shape, generator=random)).to(dtype) for name in ("gate", "x")}
 
 
-def everything(a, function=lambda gate, x: KERNELS(gate, x, True)):
+def everything(a, function=lambda gate, x: KERNELS["cpu"](gate, x, True)):
     """The result and both gradients."""
     leaves = {n: t.detach().requires_grad_() for n, t in a.items()}
     y = function(*leaves.values())
@@ -70,7 +70,7 @@ def test_a_layer_runs_them_unless_traced():
 def test_second_derivatives_are_the_definition_s(swish):
     a = [t.requires_grad_() for t in arguments(3, 20).values()]
     second = []
-    for function in (KERNELS, portable):
+    for function in (KERNELS["cpu"], portable):
         first = torch.autograd.grad(function(*a, swish).square().sum(), a, create_graph=True)
         second.append([*first, *torch.autograd.grad(sum(g.square().sum() for g in first), a)])
     for mine, wanted in zip(*second, strict=True):

@@ -149,16 +149,17 @@ def test_a_graph_of_calls_that_follow_one_another(counters):
     assert not counters.any() and got.isfinite().all()
 
 
+@pytest.mark.parametrize("shared", [99 * 1024, 163 * 1024, 227 * 1024])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("vectors", [2, 17, 64, 100, 256, 1000])
-def test_the_chosen_tiles(vectors, itemsize, gated):
+def test_the_chosen_tiles(vectors, itemsize, gated, shared):
     """Every program has channels, loads fit into shared memory, and counters suffice."""
     for K, sizes in [(1024, (512, 512, 1024, 1024)), (2816, (1024,)), (16, (512, 3)), (1000, (32000,))]:
-        tiles = linear_tiles.choose(vectors, K, sizes, itemsize, gated=gated, counters=COUNTERS)
+        tiles = linear_tiles.choose(vectors, K, sizes, itemsize, gated=gated, counters=COUNTERS, shared=shared)
         blocks = -(-K // tiles.BK)
         assert (tiles.SPLIT - 1) * -(-blocks // tiles.SPLIT) < blocks
         across, along, split = tiles.grid(vectors, sizes)
         assert split == 1 or across * along <= COUNTERS
-        assert (tiles.BM + tiles.BN * (1 + gated)) * tiles.BK * itemsize * tiles.num_stages <= 99 * 1024
-        assert linear_tiles.choose(vectors, K, sizes, itemsize, gated=gated, counters=0).SPLIT == 1
+        assert (tiles.BM + tiles.BN * (1 + gated)) * tiles.BK * itemsize * tiles.num_stages <= shared
+        assert linear_tiles.choose(vectors, K, sizes, itemsize, gated=gated, counters=0, shared=shared).SPLIT == 1

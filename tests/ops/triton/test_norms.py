@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor
+from torch._functorch.aot_autograd import aot_module_simplified
 
 from linattn.mixers.parts import HeadNorm, unit
 from linattn.ops import norms
@@ -128,3 +130,22 @@ def test_parts_use_them():
     for y in (norm(x, x), unit(x, dtype=x.dtype)):
         assert type(y.grad_fn).__name__ == "KernelsBackward"
         assert y.dtype == x.dtype
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_lengths_in_a_compiled_graph_are_an_operator(dtype):
+    def function(x):
+        return norms.unit_length(x[:, :, 1:], eps=1e-6, dtype=dtype, backend="triton")
+
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return aot_module_simplified(graph, inputs, fw_compiler=lambda graph, _: graphs.append(graph) or make_boxed_func(graph))
+
+    torch._dynamo.reset()
+    x = arguments((2, 7, 3, 16), 0, False, dtype)["x"]
+    compiled = results(torch.compile(function, fullgraph=True, backend=backend), {"x": x})
+    assert all(torch.equal(a, b) for a, b in zip(compiled, results(function, {"x": x}), strict=True))
+    names = {str(node.target) for graph in graphs for node in graph.graph.nodes}
+    assert {"linattn.gpu_norm.default", "linattn.gpu_norm_backward.default"} <= names

@@ -141,15 +141,16 @@ def test_a_kernel_that_does_not_fit_is_not_tried_again(device: str, monkeypatch:
 
 @pytest.mark.skipif(INTERPRETED, reason="kernels of Hopper's own")
 @pytest.mark.parametrize("rule", ["delta", "gated delta"])
-def test_chunks_prepared_once_have_the_bits_of_chunks_prepared_twice(rule: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_prepared_once_and_lent_memory_change_no_bits(rule: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found, reused, prepare = [], [], Run.prepare
     for name in "KV":
         monkeypatch.setattr(sys.modules[__name__], name, 128)
     monkeypatch.setattr(choice, "multiprocessors", lambda device: 1)
     monkeypatch.setattr(Run, "prepare", lambda run, spare=None, kept=(None, None): reused.append(kept[0]) or prepare(run, spare, kept))
     given = {"q": numbers(BATCH, 192, HEADS, K, seed=1), "v": numbers(BATCH, 192, HEADS, V, seed=3), **rules(192)[rule]}
-    for reason in (None, "this test asks for both"):
+    for reason, lent in [(None, True), ("this test asks for both", True), (None, False)]:
         monkeypatch.setattr(Run, "unkept", lambda run, reason=reason: reason)
+        monkeypatch.setattr(Run, "in_place", lent)  # the memory of gradients
         launch._programs.clear()
         reused.clear()
         mail = Mail(2)
@@ -162,8 +163,9 @@ def test_chunks_prepared_once_have_the_bits_of_chunks_prepared_twice(rule: str, 
         finally:
             launch._programs.clear()
         assert any(t is not None for t in reused) == (reason is None)
-    for once, twice in zip(found[:4], found[4:], strict=True):
-        assert all(torch.equal(a.nan_to_num(1e30), b.nan_to_num(1e30)) for a, b in zip(once, twice, strict=True))
+    for ways in zip(found[:4], found[4:8], found[8:], strict=True):
+        for one, *others in zip(*ways, strict=True):
+            assert all(torch.equal(one.nan_to_num(1e30), other.nan_to_num(1e30)) for other in others)
 
 
 def compare(rule: str, sizes: tuple[int, ...], device: str, borders: tuple[int, ...] = ()) -> Mail:

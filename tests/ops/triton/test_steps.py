@@ -47,14 +47,16 @@ def test_a_slow_decay_does_not_drift():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", ["rows", "channels"])
 @pytest.mark.parametrize("slots", [3, 4, 6])
-def test_convolution(slots, layout, dtype, monkeypatch):
+@pytest.mark.parametrize("rows", [2, 7])  # in programs of one row, and of several, not all of which exist
+def test_convolution(rows, slots, layout, dtype, monkeypatch):
     """A cache's state: more tokens than are read, channels before tokens."""
     called = []
+    monkeypatch.setattr(convolution, "PROGRAMS", 7)
     run = convolution.step_
     monkeypatch.setattr(convolution, "step_", lambda *a: called.append(1) or run(*a))
     monkeypatch.setattr(dispatch, "device_refusal", lambda *_: None)
-    x, weight, bias = (torch.randn(shape, device=DEVICE).to(dtype) for shape in ((2, 1, 33), (33, 1, 4), (33,)))
-    state = torch.randn(2, slots, 33, device=DEVICE).to(dtype)
+    x, weight, bias = (torch.randn(shape, device=DEVICE).to(dtype) for shape in ((rows, 1, 33), (33, 1, 4), (33,)))
+    state = torch.randn(rows, slots, 33, device=DEVICE).to(dtype)
     state = state if layout == "rows" else state.mT.contiguous().mT
     own, wide = state.clone(memory_format=torch.preserve_format), state.double()
     y = convolution_step.step_(x, own, weight, bias, True)
@@ -80,6 +82,19 @@ def test_convolutions_of_more_rows_than_a_grid_has_room_for(monkeypatch):
         assert called == wanted_calls
         called.clear()
     assert "at most" in convolution.refusal(x, own, weight, bias, 0, 0)
+
+
+@pytest.mark.parametrize("rows", [3, 6])
+def test_convolution_with_heads_of_unit_length(rows, monkeypatch):
+    monkeypatch.setattr(dispatch, "device_refusal", lambda *_: None)
+    monkeypatch.setattr(convolution, "PROGRAMS", 18)
+    x, weight, state = (torch.randn(shape, device=DEVICE) for shape in ((rows, 1, 48), (48, 1, 4), (rows, 3, 48)))
+    own, wide = state.clone(), state.double()
+    y = convolution.step_(x, own, weight, None, True, 16, 32, 1e-6, False)
+    wanted = convolution_step.step_(x.double(), wide, weight.double(), None, True)
+    heads = wanted[..., :32].unflatten(-1, (2, 16))
+    wanted[..., :32] = (heads / (heads.square().sum(-1, keepdim=True) + 1e-6).sqrt()).flatten(-2)
+    assert error(y.double(), wanted) <= 1e-5 and torch.equal(own.double(), wide)
 
 
 @pytest.mark.parametrize("per_channel", [False, True])

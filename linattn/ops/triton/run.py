@@ -306,7 +306,9 @@ class Run(Call):
         """
         q, k = (self._sum(t, self.group * split) for t in each[:2])
         beta, read, write = (None if t is None else self._sum(t, split) for t in each[3:6])
-        decay = None if each.decay is None else self._sum(each.decay, split * spans, self.decay.dtype)
+        given, decay = self.decay, each.decay
+        if decay is not None and given is not None:
+            decay = self._sum(decay, split * spans, given.dtype)
         return Gradients(q, k, decay, beta, read, write, each.bonus)
 
     def _sum(self, each: Tensor, group: int, dtype: torch.dtype | None = None) -> Tensor:

@@ -33,6 +33,14 @@ def revisions(body: dict, words: dict) -> str:
     return _table(body, words, "revisions", lines)
 
 
+def decays(body: dict, words: dict) -> str:
+    """:func:`revisions` by mean decays."""
+    lines = []
+    for (family, decay, shape), rows in _by(body, ("family", "decay", "shape"), "mode").items():
+        lines.append((family, f"{decay:g}", shape, *(_ratio(row["before_ms"], row["after_ms"], ".3f") for row in rows.values())))
+    return _table(body, words, "decays", lines)
+
+
 def _by(body: dict, names: tuple[str, ...], inner: str) -> dict[tuple, dict[str, dict]]:
     """Rows by the values of ``names`` and, within those, of ``inner``."""
     found: dict[tuple, dict[str, dict]] = {}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks import limits
 from benchmarks.hour_tables import hour
-from benchmarks.peer_tables import patched, portable, revisions
+from benchmarks.peer_tables import decays, patched, portable, revisions
 from benchmarks.plots import FRONT
 from benchmarks.profile_tables import profiled
 from benchmarks.study_tables import causality, compared, losses, reproduced
@@ -332,6 +332,7 @@ def table(file: str, suite: str, card: str, words: dict) -> str:
         "patch": patched,
         "portable": portable,
         "revisions": revisions,
+        "decays": decays,
         "sharded": sharded,
         "quantised": quantised,
         "speculate": speculated,

@@ -153,10 +153,14 @@ def _decode(body: dict, seen: Inspection) -> Measured | None:
     return Measured(Both("Decoding with a language model", "语言模型的解码"), _where(body), heads, rows)
 
 
+def _nothing(_body: dict, _seen: Inspection) -> Measured | None:
+    return None
+
+
 # Suites of ``linattn bench`` by columns that identify their rows.
 _SUITES = (
-    ({"times_llama"}, _train_cpu), ({"side"}, _vision), ({"floor_ms"}, _decode), ({"library", "tokens_per_second"}, _train),
-    ({"decay_dtype", "ms"}, _ops),
+    ({"bound_ms"}, _nothing), ({"times_llama"}, _train_cpu), ({"side"}, _vision), ({"floor_ms"}, _decode),
+    ({"library", "tokens_per_second"}, _train), ({"decay_dtype", "ms"}, _ops),
 )  # fmt: skip
 
 
@@ -208,10 +212,6 @@ def _reproduced(body: dict, seen: Inspection) -> Measured | None:
     command = re.sub(r" --out \S+", "", str(body["command"]))  # a path on that machine
     made = [command, *kinds, str(body["created"])[:10]]
     return Measured(both(body["title"]), ", ".join(made), [both(h) for h in heads], rows)
-
-
-def _nothing(_body: dict, _seen: Inspection) -> Measured | None:
-    return None
 
 
 _READERS = {"linattn.bench.gpu": _bench, "linattn.compare": _compared, "linattn.reproduce": _reproduced}

@@ -90,9 +90,7 @@ def prepare(family) -> int:
 def gradients(family) -> int:
     if not family.half:
         return 0
-    if family.decay == NONE:
-        return 1
-    return {(PLAIN, HEAD): 2, (DELTA, HEAD): 3}.get((family.rule, family.decay), 4)
+    return {NONE: 1, HEAD: 2}.get(family.decay, 3)
 
 
 def elementwise(short, packed, shared, backward, decay_bytes, value_bytes) -> int:

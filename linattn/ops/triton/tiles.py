@@ -128,7 +128,7 @@ def from_middle(a, rows, m, kind: tl.constexpr):
 
 
 @triton.constexpr_function
-def within_range(kind):
+def within_range(kind: tl.dtype) -> tl.constexpr:
     """Most binary orders from a token to the middle of a chunk that takes one product.
 
     Factors of float32 are exact to 2^-24 of their exponent: for 1e-5 that must be small.

@@ -28,6 +28,7 @@ from linattn.bench.decode import SIZES, Row, Size
 from linattn.ops.cpu import library
 
 KEY = ("what", "model", "size", "device", "threads", "to", "group", "head")
+RUNS = 32  # steps of a turn
 MIXERS = ("gla", "gated_deltanet", "mamba2")
 
 
@@ -96,7 +97,7 @@ def timed(step: Any, device: str, runs: int) -> float:
     return (time.perf_counter() - start) / runs * 1e3
 
 
-def rounds(steps: dict[Any, tuple[int, Any]], count: int, device: str, runs: int = 8) -> dict[Any, float]:
+def rounds(steps: dict[Any, tuple[int, Any]], count: int, device: str, runs: int = RUNS) -> dict[Any, float]:
     """Milliseconds of each step: medians over ``count`` rounds of ``runs`` steps each, after a warm-up round."""
     times: dict[Any, list[float]] = {key: [] for key in steps}
     for _ in range(count + 1):
@@ -124,7 +125,7 @@ def measure(mixer: str, size: Size, device: str, groups: tuple[int, ...], count:
     ]  # fmt: skip
 
 
-def beside_llama_cpp(family: str, size: Size, count: int, runs: int = 8) -> Iterator[Row]:
+def beside_llama_cpp(family: str, size: Size, count: int, runs: int = RUNS) -> Iterator[Row]:
     """Rows of a model with the same weights here and in llama.cpp, alternating, with equally many threads."""
     import linattn
     from linattn.hf.gguf.write import export_gguf

@@ -25,7 +25,6 @@ class Sizes(NamedTuple):
     DDECAY: Any  # True if the decay's gradient is computed
     LOW: Any  # True if decays are split in two bfloat16 numbers
     STAGES: Any
-    BYTES: Any = False  # True if masks are applied byte by byte
 
 
 class Decays(NamedTuple):

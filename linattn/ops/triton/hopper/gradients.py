@@ -40,7 +40,7 @@ def gradients(
     BEFORE: gl.constexpr, PACKED: gl.constexpr, BITS: gl.constexpr, PRECISION: gl.constexpr, kind: gl.constexpr,
     SPLIT: gl.constexpr, DDECAY: gl.constexpr, SETTLED: gl.constexpr,
     STAGES: gl.constexpr = 1, PAIRS: gl.constexpr = 1, REGISTERS: gl.constexpr = 0, SUMS: gl.constexpr = 0, FEW: gl.constexpr = 0,
-    BYTES: gl.constexpr = False, HALVES: gl.constexpr = False,
+    HALVES: gl.constexpr = False,
 ):  # fmt: skip
     """``SETTLED``: compute blocks of channels that settle, or those that do not. The last constants are a body's ``options``."""
     if PACKED:
@@ -74,7 +74,7 @@ def gradients(
             else:
                 settled_erase.gradients(call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES))
         elif RULE == PLAIN:
-            levels_plain.gradients(call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES, BYTES))
+            levels_plain.gradients(call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES))
         elif RULE == DELTA:
             levels_delta.gradients(call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES))
         else:

@@ -39,7 +39,6 @@ from linattn.ops.triton.hopper.operands import (
     start_products,
     start_sum,
 )
-from linattn.ops.triton.hopper.prepare_channel import between
 from linattn.ops.triton.tiles import LOG2E
 
 
@@ -124,14 +123,10 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     while m > (1 if sizes.BEFORE else 0):
         token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + zero * m  # recomputed: dependent values do not fit into registers
         upper = (token & m) != 0
-        orders = start_sum(left(up_to_middle(token, upper, m, other, sizes.BEFORE, sizes.BYTES)), high, low, 0, sizes.LOW)
-        if sizes.BYTES:
-            span = in_range((token ^ m) & -m, token * 0 + m, other)
-            met_by = left(cut(gs.load(WIDE), span))
-            z = choose(gl.where(upper, -1, 0).to(gl.int16), qb.load(WIDE), kb.load(WIDE)).to(gl.float32)
-        else:
-            met_by = left(gl.where(((token ^ other) & -m) == m, gs.load(WIDE), 0.0))
-            z = gl.where(upper, qb.load(WIDE), kb.load(WIDE)).to(gl.float32)
+        orders = start_sum(left(up_to_middle(token, upper, m, other, sizes.BEFORE)), high, low, 0, sizes.LOW)
+        span = in_range((token ^ m) & -m, token * 0 + m, other)
+        met_by = left(cut(gs.load(WIDE), span))
+        z = choose(gl.where(upper, -1, 0).to(gl.int16), qb.load(WIDE), kb.load(WIDE)).to(gl.float32)
         orders = warpgroup_mma_wait(0, deps=[orders])
         e = exp2(orders * ORDERS)
         barrier()  # all warps' products of the last size are done
@@ -196,16 +191,11 @@ def pick_from(chosen, x):
 
 
 @gluon.jit
-def up_to_middle(token, upper, m, other, BEFORE: gl.constexpr, BYTES: gl.constexpr):
+def up_to_middle(token, upper, m, other, BEFORE: gl.constexpr):
     """[C, C]: 1 for decays between a token and the middle of its block of 2m, without its own decay if queries read ``BEFORE``."""
     middle = (token | (2 * m - 1)) - m
-    if BYTES:
-        count = gl.where(upper, token - middle - (1 if BEFORE else 0), middle - token)
-        chosen = ones(in_range(gl.where(upper, middle, token) + 1, count, other))
-    else:
-        picked = between(gl.where(upper, token - 1, token) if BEFORE else token, middle, other)
-        chosen = gl.where(picked, 1.0, 0.0)
-    return chosen
+    count = gl.where(upper, token - middle - (1 if BEFORE else 0), middle - token)
+    return ones(in_range(gl.where(upper, middle, token) + 1, count, other))
 
 
 @gluon.jit
@@ -232,4 +222,4 @@ def programs(multiprocessors: int) -> int:
 
 def options() -> dict[str, int]:
     """Two programs share a multiprocessor: 113 KB and 255 registers each."""
-    return dict(num_warps=4, BYTES=True)
+    return dict(num_warps=4)

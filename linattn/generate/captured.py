@@ -21,6 +21,7 @@ from linattn.generate import capacity
 from linattn.generate.deferral import Deferral
 from linattn.generate.program import Program
 from linattn.generate.regions import compile_regions
+from linattn.generate.sampling import greedy
 from linattn.generate.step_graph import make_step_graph
 from linattn.ops.gpu import on_gpu
 from linattn.state import State
@@ -173,14 +174,17 @@ class Step:
             self._traced: Traced = self._trace(model, head, inputs) if like is None else like._traced
             self._module = self._traced.module
             self._counters = [inputs[i] for i in self._traced.counters]
-            self._program = None if self.tokens.is_cuda else Program(self._module, inputs)
+            self._program = None if self.tokens.is_cuda else Program(self._module, inputs, self._counters)
+            self._program_moves = [] if self._program is None else self._moves(self._program.outputs[1:])
             copied = [] if self._program is None else self._program.copied
             self._computed = list({id(t): t for t in (*self._traced.computed, *copied)}.values())
             self._sums = sums_of_bits(self._computed)
         self.lock = threading.RLock()
         self.verifications: dict[Hashable, Any] = {}  # of drafts, on these buffers (verify_graph.py)
+        self.logits: Tensor | None = None  # [B, V] of the last step
         self._graph: Graph | None = None
         self._choice: Choice | None = None
+        self._likeliest: Tensor | None = None  # tokens of the largest logits, if the program computes them
         self._user: Callable[[], Any] = lambda: None
 
     def _trace(self, model: nn.Module, head: nn.Module, inputs: Sequence[Tensor]) -> Traced:
@@ -259,6 +263,7 @@ class Step:
         if choice == self._choice:
             return
         self._choice, self._graph = choice, None
+        self._likeliest = self._program.likeliest() if self._program is not None and choice.choose is greedy else None
         capacity.reset_counters(self.buffers)
         if self.tokens.is_cuda:
             self._graph = Graph(self._advance, choice.generator)
@@ -273,20 +278,24 @@ class Step:
         else:
             self._graph.replay()
 
+    def _moves(self, new: Sequence[Tensor]) -> list[tuple[Tensor, Tensor, bool]]:
+        """Pairs of an input and the result that replaces it, and whether that result lies in the memory of an input."""
+        held = {t.untyped_storage().data_ptr() for t in self._leaves}
+        pairs = [(old, t) for old, t in zip(self._leaves, new, strict=True) if t is not old]
+        return [(old, t, t.untyped_storage().data_ptr() in held) for old, t in pairs]
+
     def _advance(self) -> None:
         if self._program is None:
-            logits, *new = self._module(self.tokens, *self._leaves)
+            self.logits, *new = self._module(self.tokens, *self._leaves)
         else:
             self._program()
-            logits, *new = self._program.outputs
+            self.logits = self._program.outputs[0]
         assert self._choice is not None
-        chosen, stops = self._choice.choose(logits), self._choice.stops
-        held = {t.untyped_storage().data_ptr() for t in self._leaves}
-        new = [t if t is old or t.untyped_storage().data_ptr() not in held else t.clone() for old, t in zip(self._leaves, new, strict=True)]
-        moved = [(old, t) for old, t in zip(self._leaves, new, strict=True) if t is not old]
-        if moved:
-            torch._foreach_copy_([old for old, _ in moved], [t for _, t in moved])
-        if self._counters:
+        chosen, stops = self._choice.choose(self.logits) if self._likeliest is None else self._likeliest, self._choice.stops
+        moves = self._moves(new) if self._program is None else self._program_moves
+        if moves:
+            torch._foreach_copy_([old for old, *_ in moves], [t.clone() if aliased else t for _, t, aliased in moves])
+        if self._counters and self._program is None:
             torch._foreach_add_(self._counters, 1)
         if self._deferral is not None:
             self._deferral.calls.add_(1)

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from linattn.generate.fusion import Node
 from linattn.ops import one_query, recurrence
 from linattn.ops.convolution_step import step_
-from linattn.ops.cpu import convolution_step, library, linear_attention, pages, small_operations
+from linattn.ops.cpu import convolution_step, library, linear_attention, pages, small_operations, step_end
 from linattn.ops.cpu import linears as cpu
 from linattn.ops.cpu.small_operations import Small
 from linattn.ops.linears import linears
@@ -30,11 +30,13 @@ _COPIES = ("to", "_to_copy", "clone", "contiguous")  # of torch's operators
 class Program:
     """Step graph ``module`` bound to ``inputs`` on a CPU; every call recomputes ``outputs`` in place from the inputs' current values.
 
+    At its end each call adds one to ``counters``, inputs that no operation changes.
+
     Each operation runs once here. An operation without writes whose result aliases its arguments is a view
     and never runs again; every other operation overwrites its first result.
     """
 
-    def __init__(self, module: fx.GraphModule, inputs: Sequence[Tensor]) -> None:
+    def __init__(self, module: fx.GraphModule, inputs: Sequence[Tensor], counters: Sequence[Tensor] = ()) -> None:
         self.steps: list[Any] = []  # functions without arguments; small operations until they are fused
         self.copied: list[Tensor] = []  # weights read through a copy in another layout
         self._constants: dict[int, Tensor] = {}  # by their ids
@@ -53,12 +55,25 @@ class Program:
                 case "output":
                     self.outputs: list[Tensor] = list(args[0])
         self.steps = _joined(self.steps)
+        if counters and step_end.refusal_of_increase(counters) is None:
+            self.steps.append(step_end.bound_increase(counters))
+        elif counters:
+            self.steps.append(partial(torch._foreach_add_, counters, 1))
         self._runs = _sequences(self.steps)
+        self._likeliest: Tensor | None = None
         self._read = [*self._constants.values(), *inputs]
 
     def __call__(self) -> None:
         for run in self._runs:
             run()
+
+    def likeliest(self) -> Tensor | None:
+        """Places [...] int64 of the largest numbers of the first output [..., V], kept up to date by later calls; None if no kernel can."""
+        if self._likeliest is None and step_end.refusal_of_argmax(self.outputs[0]) is None:
+            self._likeliest, run = step_end.bound_argmax(self.outputs[0])
+            self.steps.append(run)
+            self._runs = _sequences(self.steps)
+        return self._likeliest
 
     def enlarge(self) -> None:
         """Move weights and inputs to huge pages, which takes as long as hundreds of runs gain; later calls do nothing."""
@@ -93,8 +108,10 @@ class Program:
         if target is one_query.append_:
             self._first(partial(target, *args))
             return None
-        if target is ROWS and args[3] in library.DTYPES and args[2].dtype == torch.int64 and library.refusal(args[2]) is None:
-            y, run = cpu.bound_rows(Quantised(*args[:2]), self._dense(args[2]), args[3])
+        rows = _rows(target, args)
+        if rows is not None:
+            weight, ids, dtype = rows
+            y, run = cpu.bound_rows(weight, self._dense(ids), dtype)
             self._first(run)
             return y
         target = one_query.of_taken if target is torch.ops.linattn.one_query.default else target
@@ -155,6 +172,18 @@ def _one_dtype(args: tuple, kwargs: dict[str, Any]) -> bool:
     x, weights, biases = args
     plain = x, biases, [w for w in weights if not isinstance(w, Quantised)]
     return len({t.dtype for name, given in (("", plain), *kwargs.items()) if name != "finish" for t in _tensors(given)}) == 1
+
+
+def _rows(target: Any, args: tuple) -> tuple[Any, Tensor, torch.dtype] | None:
+    """Matrix, ids and dtype of the result if ``target`` reads rows of an embedding that the kernel takes, else None."""
+    if target is ROWS:
+        weight, ids, dtype = Quantised(*args[:2]), *args[2:4]
+    elif target is torch.ops.aten.embedding.default and args[0].is_contiguous():
+        weight, ids, dtype = *args[:2], args[0].dtype
+    else:
+        return None
+    taken = dtype in library.DTYPES and ids.dtype == torch.int64 and library.refusal(ids) is None
+    return (weight, ids, dtype) if taken else None
 
 
 def _native_step(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, normed: int = 0, **_: Any) -> bool:

@@ -203,20 +203,15 @@ class Rows:
     def _captured(self, views: State, tokens: Tensor) -> Callable[[], Tensor]:
         """Captured step on ``views``, which overwrites them."""
         step = Step(self._model.model, self._model.lm_head, views, tokens=tokens, deferral=self._deferral)
-        logits: list[Tensor] = []
-
-        def choose(now: Tensor) -> Tensor:
-            logits[:] = [now]  # on a GPU the graph's own memory, which every replay overwrites
-            return greedy(now)
-
-        step.start(Choice(choose, "pool"))
+        step.start(Choice(greedy, "pool"))
         step.enlarge()
 
         def run() -> Tensor:
             step.run()
             if self._deferral is not None:
                 self._deferral.stepped()
-            return logits[0]
+            assert step.logits is not None
+            return step.logits
 
         return run
 

@@ -13,7 +13,7 @@ from linattn.arguments import described, whole
 from linattn.generate.captured import Choice
 from linattn.generate.drafter import Source
 from linattn.generate.noise import Rule
-from linattn.generate.sampling import Sampling, probabilities, sample
+from linattn.generate.sampling import Sampling, greedy, probabilities, sample
 from linattn.generate.speculate import Speculated
 from linattn.generate.tokens import Tokens
 from linattn.ops.checks import flag, tensor
@@ -81,8 +81,8 @@ def stream(  # noqa: PLR0913  public
     if flag("lookup", lookup) or draft is not None:
         rule = Rule(partial(probabilities, sampling=sampling) if temperature else None, generator)
         return Speculated(model, rows, max_new_tokens, rule, stops, state, Source(draft), single=prompt.ndim == 1, ahead=True)
-    choice = Choice(partial(sample, sampling=sampling, generator=generator), sampling, generator, stops)
-    return Tokens(model, rows, max_new_tokens, choice, state, single=prompt.ndim == 1)
+    choose = partial(sample, sampling=sampling, generator=generator) if temperature else greedy
+    return Tokens(model, rows, max_new_tokens, Choice(choose, sampling, generator, stops), state, single=prompt.ndim == 1)
 
 
 def language_model(name: str, model: Any) -> Any:

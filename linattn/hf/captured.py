@@ -17,7 +17,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from linattn.generate.captured import Choice, hooked
 from linattn.generate.drafter import Source
 from linattn.generate.noise import Rule
-from linattn.generate.sampling import draw
+from linattn.generate.sampling import draw, greedy
 from linattn.generate.speculate import Speculated
 from linattn.generate.tokens import Tokens
 from linattn.hf.cache import CACHE, StateCache, keyword
@@ -121,7 +121,7 @@ def _choice(processors: LogitsProcessorList, do_sample: bool, stops: tuple[int, 
         return draw(_probabilities(processors, logits)) if do_sample else _scores(processors, logits).argmax(-1)
 
     name: Hashable = (do_sample, *((type(p).__name__, *sorted(vars(p).items())) for p in processors))
-    return Choice(choose, name, None, stops)
+    return Choice(choose if do_sample or len(processors) else greedy, name, None, stops)
 
 
 def _scores(processors: LogitsProcessorList, logits: Tensor) -> Tensor:

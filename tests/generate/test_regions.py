@@ -22,7 +22,7 @@ def like_a_gpu(monkeypatch):
     """Build CPU steps like GPU steps, and run them node by node."""
     monkeypatch.setattr(captured, "FROM", {"cpu": 1})
     monkeypatch.setattr(captured, "on_gpu", lambda t: True)
-    monkeypatch.setattr(captured, "Program", lambda module, inputs: None)
+    monkeypatch.setattr(captured, "Program", lambda *_: None)
     monkeypatch.setattr(regions, "_on_gpu", lambda value: value is not None)
     monkeypatch.setattr(softmax, "one_query", in_pieces)
     monkeypatch.setattr(torch, "compile", lambda module, **_: module)

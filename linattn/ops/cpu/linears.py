@@ -93,12 +93,13 @@ def bound_norm(x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float
     return y, _bound(x, norm, None, False, [only], kept=y, count=0, mean=mean)
 
 
-def bound_rows(weight: Quantised, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, library.Bound]:
-    """Bind the reading of the rows ``ids`` [...] int64 of ``weight``, all contiguous: see :func:`bound`."""
+def bound_rows(weight: Matrix, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, library.Bound]:
+    """Bind the reading of the rows ``ids`` [...] int64 of ``weight``, all contiguous, a plain one of ``dtype``: see :func:`bound`."""
     y, (rows, columns) = library.empty((*ids.shape, weight.shape[1]), dtype), weight.shape
-    group = 0 if weight.bits == 8 else weight.group
-    arguments = *weight, group, rows, columns, ids, ids.numel(), y, library.DTYPES[dtype]
-    return y, library.Bound("quantised_rows", library.words(*arguments), arguments)
+    codes, scale = (weight, None) if isinstance(weight, Tensor) else weight
+    group = 0 if isinstance(weight, Tensor) or weight.bits == 8 else weight.group
+    arguments = codes, scale, group, rows, columns, ids, ids.numel(), y, library.DTYPES[dtype]
+    return y, library.Bound("embedding", library.words(*arguments), arguments)
 
 
 def stepped(x: Tensor, steps: Steps) -> Tensor:

@@ -1,4 +1,4 @@
-// Rows of a quantised matrix as floats: the lookup of an embedding.
+// Rows of a matrix, plain or quantised, as floats: the lookup of an embedding.
 #include "vector.h"
 
 namespace linattn {
@@ -41,13 +41,17 @@ struct Call {
 
 }  // namespace
 
-// to[i] = row ids[i]; `group` 0: codes of 8 bits, with a float scale for each row. Ids out of range are skipped.
-LINATTN_ENTRY(quantised_rows)(const void* given, int64_t) {
+// to[i] = row ids[i]; without scales the rows are copied; `group` 0: codes of 8 bits, with a float scale for each row. Ids out of range are
+// skipped.
+LINATTN_ENTRY(embedding)(const void* given, int64_t) {
     const Call& of = *(const Call*)given;
     for (int64_t i = 0; i < of.count; i++) {
         const int64_t row = of.ids[i], at = i * of.columns;
         if (row < 0 || row >= of.rows) continue;
-        if (of.group == 0) row8((const int8_t*)of.codes + row * of.columns, ((const float*)of.scales)[row], of.columns, of.to, of.dtype, at);
+        if (!of.scales) {
+            const int64_t bytes = of.columns * (of.dtype == FLOAT32 ? 4 : 2);
+            memcpy((char*)of.to + i * bytes, (const char*)of.codes + row * bytes, bytes);
+        } else if (of.group == 0) row8((const int8_t*)of.codes + row * of.columns, ((const float*)of.scales)[row], of.columns, of.to, of.dtype, at);
         else
             row4((const uint8_t*)of.codes + row * of.columns / 2, (const float16*)of.scales + row * (of.columns / of.group), of.group,
                  of.columns, of.to, of.dtype, at);

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from linattn.generate import Sampling, probabilities, sample
+from linattn.generate import Sampling, probabilities, sample, sampling
 from linattn.generate.sampling import greedy, sample_rows
 
 P = torch.tensor([[0.05, 0.4, 0.1, 0.2, 0.25]])
@@ -35,6 +35,19 @@ def test_rows_are_their_own():
     logits = torch.randn(4, 9)
     how = Sampling(0.7, 5, 0.8)
     torch.testing.assert_close(probabilities(logits, how), torch.cat([probabilities(row[None], how) for row in logits]))
+
+
+@pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.9, 1.0])
+def test_a_sort_of_the_likeliest_tokens_gives_the_same_bits(top_p, monkeypatch):
+    """Also where equal probabilities are among them and among the rest, and where too few were sorted at first."""
+    torch.manual_seed(0)
+    logits = torch.cat([scale * torch.randn(4, 60) for scale in (0.1, 2.0, 9.0)])
+    logits = torch.cat([logits, logits.round(), torch.zeros(1, 60), torch.zeros(1, 60).index_fill(-1, torch.tensor([40]), 9.0)])
+    for rows in (logits, *logits.split(1)):
+        want = probabilities(rows, Sampling(top_p=top_p))
+        with monkeypatch.context() as patch:
+            patch.setattr(sampling, "LIKELY", 8)
+            assert torch.equal(probabilities(rows, Sampling(top_p=top_p)), want)
 
 
 def test_draws_follow_the_probabilities():

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from linattn.cli.source import source_of, tokenizer_beside
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -38,18 +40,19 @@ def quantize(
     from linattn.quantization import save
     from linattn.quantization.sparing import formats
     from linattn.report.progress import Progress
-    from linattn.train import checkpoint
+    from linattn.state import writable
 
-    folder = run if (run / "config.json").is_file() and not (run / "run.json").is_file() else checkpoint.newest(run)
-    source = run if folder is None else folder
+    source = source_of(run)
     place = out or run.with_name(f"{run.stem if run.is_file() else run.name}-{to}")
     if place.exists():
         raise FileExistsError(f"{place} already exists: give another folder with --out, or remove it")
+    writable(place)  # fail now, not after the work
     model = load(source)
     ids = None if calibrate is None else _tokens(source, calibrate, tokens, context)
     with Progress(True).counted("quantising", len(formats(model, to, group, head))) as done:
         new = quantise(model, to, group, head=head, calibrate=ids, progress=done)
-    save(new, place, tokenizer=source if source.is_dir() else None)
+    with tokenizer_beside(source) as tokenizer:
+        save(new, place, tokenizer=tokenizer)
     sizes = [sum(t.nbytes for t in m.state_dict().values()) / 1e6 for m in (model, new)]
     print(f"{place}: {to}, {sizes[1]:,.1f} MB of {sizes[0]:,.1f}, from {source}")
 

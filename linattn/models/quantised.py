@@ -51,7 +51,7 @@ class Format:
     def empty(self, rows: int, columns: int) -> Quantised:
         """A quantised matrix of zeros."""
         if self.group is None:
-            return Quantised(torch.zeros(rows, columns, dtype=torch.int8), torch.zeros(rows))
+            return Quantised(torch.zeros(rows, columns, dtype=torch.int8), torch.zeros(rows, dtype=torch.float32))
         return Quantised(
             torch.full((rows, columns // 2), 8 | 8 << 4, dtype=torch.uint8), torch.zeros(rows, columns // self.group, dtype=torch.float16)
         )
@@ -187,10 +187,15 @@ def formats(model: nn.Module) -> dict[str, Format]:
     return {name: m.format for name, m in model.named_modules() if isinstance(m, _Quantised)}
 
 
+def matrices(model: nn.Module) -> set[str]:
+    """Names of the codes and scales of ``model``."""
+    return {f"{name}.{own}" for name in formats(model) for own in Quantised._fields}
+
+
 def tie(model: Any) -> None:
     """Tie head and embedding of ``model`` to one quantised matrix if its config says so."""
     embedding = model.model.embedding
-    if model.config.tie_embeddings and isinstance(embedding, QuantisedEmbedding):
+    if hasattr(model, "lm_head") and model.config.tie_embeddings and isinstance(embedding, QuantisedEmbedding):
         if quantisable(model.lm_head):
             replace(model, "lm_head", empty(model.lm_head, embedding.format))
         model.lm_head.tie(embedding)
@@ -212,7 +217,7 @@ def floats(model: nn.Module) -> dict[str, Tensor]:
 
 
 def prepare(model: nn.Module, content: Mapping[str, Any]) -> None:
-    """Replace layers of ``model`` as a ``quantization_config`` says, by zeros.
+    """Replace layers of ``model`` as a ``quantization_config`` says, by zeros; a model without a head needs no format of it.
 
     Raises:
         ValueError: for a method or layers that are unknown.
@@ -221,6 +226,8 @@ def prepare(model: nn.Module, content: Mapping[str, Any]) -> None:
         try:
             old = model.get_submodule(name)
         except AttributeError:
+            if name == "lm_head":
+                continue
             old = nn.Identity()
         if not quantisable(old):
             raise ValueError(f"quantization_config: the model has no linear layer or embedding {name!r}")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from linattn.models.language import Head
 from linattn.ops import quantised as ops
+from linattn.ops import tracing
 from linattn.ops.torch.quantised import GROUPS, Quantised, dequantised
 
 METHOD = "linattn"  # quant_method in a config.json
@@ -57,6 +58,22 @@ class Format:
         )
 
 
+class _Floats(Tensor):
+    """Floats of a quantised weight. Values set in their ``data``, as a merge of adapters does, would be lost, and are refused."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # results are plain tensors
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        return self.detach()
+
+    @data.setter
+    def data(self, _: Tensor) -> None:
+        raise TypeError(
+            "a quantised weight cannot be changed: merge adapters into the model before quantisation, and quantise that (linattn.quantize)"
+        )
+
+
 class _Quantised(nn.Module):
     """Buffers ``codes`` and ``scale`` of a weight, and unquantised rows ``kept``; ``dtype`` is that of the dequantised weight.
 
@@ -87,10 +104,10 @@ class _Quantised(nn.Module):
     def weight(self) -> Tensor:
         """The whole weight [N, K] as floats, computed at each call."""
         floats = dequantised(*self.matrix, self.dtype)
-        if self.kept is None:
-            return floats
-        first = cast(tuple[int, int], self.format.kept)[0]
-        return torch.cat([floats[:first], self.kept, floats[first:]])
+        if self.kept is not None:
+            first = cast(tuple[int, int], self.format.kept)[0]
+            floats = torch.cat([floats[:first], self.kept, floats[first:]])
+        return floats if tracing.traced(floats) else floats.as_subclass(_Floats)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         scale = self.scale

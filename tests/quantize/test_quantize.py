@@ -233,6 +233,16 @@ def test_scales_do_not_follow_the_default_dtype(dtype):
         torch.set_default_dtype(before)
 
 
+def test_values_set_in_a_quantised_weight_are_refused():
+    """Not lost: PEFT merges adapters into ``weight.data``."""
+    q = linattn.quantize(made("mamba2"), to="int4")
+    for layer in (q.model.layers[0].mixer.in_proj, q.model.layers[0].mixer.o_proj, q.model.embedding):
+        weight = layer.weight
+        with pytest.raises(TypeError, match="merge adapters into the model before quantisation"):
+            layer.weight.data += 1
+        assert torch.equal(layer.weight, weight) and type(weight * 2) is type(weight.detach()) is torch.Tensor
+
+
 def test_bad_arguments():
     model = made()
     before = {n: t.clone() for n, t in model.state_dict().items()}

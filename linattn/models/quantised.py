@@ -61,10 +61,10 @@ class Format:
 class _Floats(Tensor):
     """Floats of a quantised weight. Values set in their ``data``, as a merge of adapters does, would be lost, and are refused."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # results are plain tensors
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # results are plain tensors
 
     @property
-    def data(self) -> Tensor:  # type: ignore[override]
+    def data(self) -> Tensor:
         return self.detach()
 
     @data.setter

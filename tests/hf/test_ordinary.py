@@ -295,9 +295,10 @@ adapted = lora.eval()(input_ids=ids).logits
 lora.save_pretrained(folder + "/small")
 again = PeftModel.from_pretrained(linattn.load(folder + "/int4"), folder + "/small").eval()
 assert torch.equal(again(input_ids=ids).logits, adapted) and not torch.equal(adapted, base)
-for merge in (lambda: lora.merge_and_unload(), lambda: get_peft_model(small, LoraConfig(target_modules=["o_proj"], init_lora_weights="pissa"))):
+pissa = LoraConfig(target_modules=["o_proj"], init_lora_weights="pissa")
+for change in (lora.merge_and_unload, lambda: get_peft_model(linattn.load(folder + "/int4"), pissa)):
     try:
-        merge()
+        change()
     except TypeError as error:
         assert "merge adapters into the model before quantisation" in str(error)
     else:

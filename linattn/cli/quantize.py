@@ -36,14 +36,18 @@ def quantize(
     states stay as they are. DIR can be given to linattn generate, chat, evaluate, export and linattn.load; it is written atomically.
     """
     from linattn.hf.load import load
+    from linattn.models.quantised import FORMATS
+    from linattn.ops.checks import choice
     from linattn.quantization import quantize as quantise
     from linattn.quantization import save
     from linattn.quantization.sparing import formats
     from linattn.report.progress import Progress
     from linattn.state import writable
 
+    choice("--to", to, tuple(FORMATS))  # before anything is read
     source = source_of(run)
-    place = out or run.with_name(f"{run.stem if run.is_file() else run.name}-{to}")
+    named = run if run.name not in ("", "..") else run.resolve()
+    place = out or named.parent / f"{named.stem if named.is_file() else named.name}-{to}"
     if place.exists():
         raise FileExistsError(f"{place} already exists: give another folder with --out, or remove it")
     writable(place)  # fail now, not after the work

@@ -265,7 +265,7 @@ def test_bad_arguments():
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
 
 
-def test_the_command(tmp_path, capsys):
+def test_the_command(tmp_path, monkeypatch, capsys):
     from linattn.cli.main import main
     from linattn.hf import LinattnForCausalLM
     from linattn.hf import LMConfig as Config
@@ -281,6 +281,11 @@ def test_the_command(tmp_path, capsys):
     assert main(["quantize", str(tmp_path / "run"), "--to", "int4"]) == 2  # the folder is there
     assert main(["quantize", str(tmp_path / "run"), "--to", "int2", "--out", str(tmp_path / "other")]) == 2
     assert not (tmp_path / "other").exists()
+    capsys.readouterr()
+    assert main(["quantize", str(tmp_path / "run"), "--to", "../int4"]) == 2
+    assert "--to must be one of 'int8', 'int4', but came as '../int4'" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path / "run")
+    assert main(["quantize", ".", "--to", "int8"]) == 0 and (tmp_path / "run-int8" / "config.json").is_file()
     capsys.readouterr()
     assert main(["quantize", str(tmp_path / "run"), "--out", str(tmp_path / "none" / "deep")]) == 2
     assert "none does not exist" in (said := capsys.readouterr().err) and "quantising" not in said  # before the work

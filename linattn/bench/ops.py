@@ -77,7 +77,7 @@ def run(*, quick: bool = False, out: Path | None = None, only: Sequence[str] | N
 
     known = peers_module.all_peers()
     if unknown := [name for name in only or () if name not in known]:
-        raise ValueError(f"--peers must be among {', '.join(known)}, but has {', '.join(unknown)}")
+        raise ValueError(f"--peers must be among {', '.join(known)} on a CPU, but has {', '.join(unknown)}")
     threads = torch.get_num_threads()
     cells = list(_cells([known[name] for name in (known if only is None else only)], quick, threads))
     lengths = LONG[:1] if quick else LONG

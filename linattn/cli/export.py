@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 
-
-@contextmanager
-def _tokenizer(source: Path) -> Iterator[Path | None]:
-    """Context with the tokenizer's folder: ``source``, or a temporary one for a GGUF file; None if such a file has no tokenizer."""
-    from linattn.hf import gguf
-
-    if source.is_dir():
-        yield source
-        return
-    file = gguf.GGUFFile(source)
-    if "tokenizer.ggml.model" not in file.metadata:
-        yield None
-        return
-    with TemporaryDirectory() as folder:
-        gguf.tokenizer_of(file).save_pretrained(folder)
-        yield Path(folder)
+from linattn.cli.source import source_of, tokenizer_beside
 
 
 def export(
@@ -54,15 +36,14 @@ def export(
     from linattn.hf.convert import family
     from linattn.hf.load import export as write
     from linattn.hf.load import load
-    from linattn.train import checkpoint
+    from linattn.models.quantised import parameter_count
 
     target = None if to == "gguf" else family(to)
     if target is not None and dtype is not None:
         raise ValueError(f"--dtype can only be used with --to gguf, but came with --to {to}")
-    folder = run if (run / "config.json").is_file() and not (run / "run.json").is_file() else checkpoint.newest(run)
-    source = run if folder is None else folder
+    source = source_of(run)
     model = load(source)
-    with _tokenizer(source) as tokenizer:
+    with tokenizer_beside(source) as tokenizer:
         if target is None:
             from linattn.hf.gguf.write import export_gguf
 
@@ -71,5 +52,4 @@ def export(
         else:
             write(model, to, out, tokenizer=tokenizer)
             name = target.architecture
-    count = sum(p.numel() for p in model.parameters())
-    print(f"{out}: {name}, {count:,} parameters, from {source}")
+    print(f"{out}: {name}, {parameter_count(model):,} parameters, from {source}")

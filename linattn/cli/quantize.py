@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from linattn.cli.source import source_of, tokenizer_beside
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -34,22 +36,27 @@ def quantize(
     states stay as they are. DIR can be given to linattn generate, chat, evaluate, export and linattn.load; it is written atomically.
     """
     from linattn.hf.load import load
+    from linattn.models.quantised import FORMATS
+    from linattn.ops.checks import choice
     from linattn.quantization import quantize as quantise
     from linattn.quantization import save
     from linattn.quantization.sparing import formats
     from linattn.report.progress import Progress
-    from linattn.train import checkpoint
+    from linattn.state import writable
 
-    folder = run if (run / "config.json").is_file() and not (run / "run.json").is_file() else checkpoint.newest(run)
-    source = run if folder is None else folder
-    place = out or run.with_name(f"{run.stem if run.is_file() else run.name}-{to}")
+    choice("--to", to, tuple(FORMATS))  # before anything is read
+    source = source_of(run)
+    named = run if run.name not in ("", "..") else run.resolve()
+    place = out or named.parent / f"{named.stem if named.is_file() else named.name}-{to}"
     if place.exists():
         raise FileExistsError(f"{place} already exists: give another folder with --out, or remove it")
+    writable(place)  # fail now, not after the work
     model = load(source)
     ids = None if calibrate is None else _tokens(source, calibrate, tokens, context)
     with Progress(True).counted("quantising", len(formats(model, to, group, head))) as done:
         new = quantise(model, to, group, head=head, calibrate=ids, progress=done)
-    save(new, place, tokenizer=source if source.is_dir() else None)
+    with tokenizer_beside(source) as tokenizer:
+        save(new, place, tokenizer=tokenizer)
     sizes = [sum(t.nbytes for t in m.state_dict().values()) / 1e6 for m in (model, new)]
     print(f"{place}: {to}, {sizes[1]:,.1f} MB of {sizes[0]:,.1f}, from {source}")
 

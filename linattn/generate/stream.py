@@ -16,6 +16,7 @@ from linattn.generate.noise import Rule
 from linattn.generate.sampling import Sampling, greedy, probabilities, sample
 from linattn.generate.speculate import Speculated
 from linattn.generate.tokens import Tokens
+from linattn.models import Backbone
 from linattn.ops.checks import flag, tensor
 
 if TYPE_CHECKING:
@@ -87,9 +88,10 @@ def stream(  # noqa: PLR0913  public
 
 def language_model(name: str, model: Any) -> Any:
     """Return ``model`` if it has the parts that decoding needs; else raise TypeError, or ValueError if its parameters are sharded."""
-    head = getattr(model, "lm_head", None)
-    if not isinstance(head, nn.Module) or not hasattr(model, "model"):
-        raise TypeError(f"{name} must be a linattn.LanguageModel or its Hugging Face twin, but came as {described(model)}")
+    head, backbone = getattr(model, "lm_head", None), getattr(model, "model", None)
+    if not isinstance(head, nn.Module) or not isinstance(getattr(backbone, "_orig_mod", backbone), Backbone):
+        inner = "; give its get_base_model()" if hasattr(model, "get_base_model") else ""
+        raise TypeError(f"{name} must be a linattn.LanguageModel or its Hugging Face twin, but came as {described(model)}{inner}")
     if any(hasattr(weight, "device_mesh") for weight in head.parameters()):
         raise ValueError(
             f"{name} must be whole, but its parameters are sharded among processes: save it, and decode with linattn.load(folder)"
@@ -97,13 +99,13 @@ def language_model(name: str, model: Any) -> Any:
     return model
 
 
-def check_draft(draft: Any, model: Any) -> None:
+def check_draft(draft: Any, model: Any, name: str = "draft") -> None:
     """Raise TypeError or ValueError unless ``draft`` is a language model with the vocabulary and device of ``model``."""
-    ours, theirs = model.lm_head.out_features, language_model("draft", draft).lm_head.out_features
+    ours, theirs = model.lm_head.out_features, language_model(name, draft).lm_head.out_features
     if ours != theirs:
-        raise ValueError(f"draft must have the vocabulary of model, {ours} tokens, but came with {theirs}")
+        raise ValueError(f"{name} must have the vocabulary of model, {ours} tokens, but came with {theirs}")
     if model.device != draft.device:
-        raise ValueError(f"draft must be on {model.device}, where model is, but came on {draft.device}")
+        raise ValueError(f"{name} must be on {model.device}, where model is, but came on {draft.device}")
 
 
 def as_prompt(ids: Any, device: torch.device) -> Tensor:

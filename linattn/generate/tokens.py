@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
+from linattn.arguments import described
 from linattn.generate import captured
 from linattn.generate.captured import Choice, Step
 from linattn.generate.prefill import Tell, prefill, resume
@@ -82,6 +83,8 @@ class Tokens(Iterator[Any]):
         if self._hidden.numel() or not self._unread.shape[1]:
             return
         done = 0
+        if store is not None and not hasattr(store, "put"):
+            raise TypeError(f"store must be a linattn.state.PrefixStore, but came as {described(store)}")
         if store is not None and self._state is None:
             done, self._state = resume(self._model, self._unread.tolist(), self._unread.shape[1] - 1, store, piece=piece, tell=tell)
             self._unread = self._unread[:, done:]

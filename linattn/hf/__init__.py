@@ -9,6 +9,7 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError(missing("transformers", "linattn.hf"), name="transformers") from None
 
+from linattn.hf import quantizer as quantizer
 from linattn.hf.cache import StateCache as StateCache
 from linattn.hf.config import LMConfig as LMConfig
 from linattn.hf.load import export as export

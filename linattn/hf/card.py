@@ -10,6 +10,7 @@ from torch import nn
 
 import linattn
 from linattn import mixers
+from linattn.models import quantised
 
 _CARD = """---
 library_name: transformers
@@ -65,12 +66,14 @@ def text(model: Any, name: str) -> str:
         "Norm": f"{config.norm}, {config.block}",
         "Embedding and head": "tied" if config.tie_embeddings else "separate",
     }
+    if formats := {form.to for form in quantised.formats(model).values()}:
+        facts["Matrices quantised to"] = ", ".join(sorted(formats))
     growing = any(not info.recurrent for info in used)
     return _CARD.format(
         tags="\n".join(f"- {tag}" for tag in ["linattn", "linear-attention", *(info.name for info in used)]),
         name=name,
         version=linattn.__version__,
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=quantised.parameter_count(model),
         dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
         facts="\n".join(f"| {key} | {value} |" for key, value in facts.items()),
         mixers="\n".join(

@@ -117,8 +117,8 @@ class Weights:
         return opened.get_tensor(there)
 
 
-def write(folder: Path, contents: Mapping[str, dict[str, Any]], weights: Mapping[str, Tensor], copied: Mapping[str, Path]) -> None:
-    """Write ``folder`` atomically: a JSON file for each of ``contents``, one of weights, and the files ``copied`` from elsewhere.
+def write(folder: Path, contents: Mapping[str, dict[str, Any] | str], weights: Mapping[str, Tensor], copied: Mapping[str, Path]) -> None:
+    """Write ``folder`` atomically: a JSON or text file for each of ``contents``, one of weights, and the files ``copied`` from elsewhere.
 
     Raises:
         FileExistsError: if ``folder`` exists.
@@ -134,7 +134,8 @@ def write(folder: Path, contents: Mapping[str, dict[str, Any]], weights: Mapping
         own = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in weights.items()}
         write_tensors(aside / WEIGHTS, own, {"format": "pt"})
         for name, content in contents.items():
-            (aside / name).write_text(json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+            text = content if isinstance(content, str) else json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n"
+            (aside / name).write_text(text, encoding="utf-8")
         for name, source in copied.items():
             shutil.copyfile(source, aside / name)
         for path in (aside / WEIGHTS, *(aside / name for name in (*contents, *copied)), aside):

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 
+from linattn.arguments import whole
 from linattn.generate.prefill import prefill, resume
 from linattn.generate.stream import check_draft
 from linattn.hf import captured
@@ -168,9 +169,12 @@ class StateGenerationMixin(GenerationMixin):
         cache = model_kwargs.get(CACHE)
         if (why := captured.refusal(self, logits_processor, stopping_criteria, generation_config, synced_gpus, cache)) is not None:
             raise ValueError(f"assisted generation verifies several tokens at once, but {why}")
+        count = generation_config.prompt_lookup_num_tokens
         if assistant_model is not None:
-            check_draft(assistant_model, self)
-        assistance = captured.Assistance(assistant_model, generation_config.prompt_lookup_num_tokens)
+            check_draft(assistant_model, self, "assistant_model")
+        elif count is not None:
+            whole("prompt_lookup_num_tokens", count, 1)
+        assistance = captured.Assistance(assistant_model, count)
         out = captured.sample(
             self, input_ids, logits_processor, stopping_criteria, generation_config, streamer, model_kwargs, assistance=assistance
         )

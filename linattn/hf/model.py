@@ -18,10 +18,11 @@ from linattn.hf import card, remote
 from linattn.hf.cache import StateCache, keyword
 from linattn.hf.config import LMConfig
 from linattn.hf.decoder import Answers, Decoder
+from linattn.hf.folder import listed
 from linattn.hf.generation import StateGenerationMixin
 from linattn.hf.packing import Packing
 from linattn.mixers import Mixer
-from linattn.models import Backbone
+from linattn.models import Backbone, quantised
 from linattn.models.language import Head, head
 from linattn.models.loss import TokenLoss
 
@@ -69,7 +70,10 @@ class LinattnPreTrainedModel(Answers, PreTrainedModel):
             return
         tensors = itertools.chain(self.named_parameters(), self.named_buffers())
         lacking = {n: t for n, t in tensors if not t.is_meta and not getattr(t, "_is_hf_initialized", False)}
-        if lacking:
+        matrices = lacking.keys() & quantised.matrices(self)  # a tied head's is the embedding's
+        if missing := sorted(matrices & self.state_dict().keys()):
+            raise ValueError(f"quantised weights are missing: {listed(missing)}")
+        if lacking := {n: t for n, t in lacking.items() if n not in matrices}:
             new = type(self)(self.config)
             for name, tensor in lacking.items():
                 tensor.copy_(new.get_parameter(name) if isinstance(tensor, nn.Parameter) else new.get_buffer(name))

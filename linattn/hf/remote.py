@@ -11,7 +11,7 @@ AUTO_MAP = {
     for auto, name in {"AutoConfig": "LMConfig", "AutoModel": "LinattnModel", "AutoModelForCausalLM": "LinattnForCausalLM"}.items()
 }
 # transformers checks the imports of this file first, and reports a missing package
-_CONTENT = '''"""Classes of this model, from the package linattn with its extra hf."""
+CONTENT = '''"""Classes of this model, from the package linattn with its extra hf."""
 
 from linattn.hf import LinattnForCausalLM, LinattnModel, LMConfig
 '''
@@ -20,4 +20,4 @@ from linattn.hf import LinattnForCausalLM, LinattnModel, LMConfig
 def write(folder: str | os.PathLike[str]) -> None:
     """Write the file to ``folder``, if it exists."""
     if (path := Path(folder)).is_dir():
-        (path / FILE).write_text(_CONTENT, encoding="utf-8")
+        (path / FILE).write_text(CONTENT, encoding="utf-8")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from linattn.models.language import Head
 from linattn.ops import quantised as ops
+from linattn.ops import tracing
 from linattn.ops.torch.quantised import GROUPS, Quantised, dequantised
 
 METHOD = "linattn"  # quant_method in a config.json
@@ -51,9 +52,25 @@ class Format:
     def empty(self, rows: int, columns: int) -> Quantised:
         """A quantised matrix of zeros."""
         if self.group is None:
-            return Quantised(torch.zeros(rows, columns, dtype=torch.int8), torch.zeros(rows))
+            return Quantised(torch.zeros(rows, columns, dtype=torch.int8), torch.zeros(rows, dtype=torch.float32))
         return Quantised(
             torch.full((rows, columns // 2), 8 | 8 << 4, dtype=torch.uint8), torch.zeros(rows, columns // self.group, dtype=torch.float16)
+        )
+
+
+class _Floats(Tensor):
+    """Floats of a quantised weight. Values set in their ``data``, as a merge of adapters does, would be lost, and are refused."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # results are plain tensors
+
+    @property
+    def data(self) -> Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, _: Tensor) -> None:
+        raise TypeError(
+            "a quantised weight cannot be changed: merge adapters into the model before quantisation, and quantise that (linattn.quantize)"
         )
 
 
@@ -87,10 +104,10 @@ class _Quantised(nn.Module):
     def weight(self) -> Tensor:
         """The whole weight [N, K] as floats, computed at each call."""
         floats = dequantised(*self.matrix, self.dtype)
-        if self.kept is None:
-            return floats
-        first = cast(tuple[int, int], self.format.kept)[0]
-        return torch.cat([floats[:first], self.kept, floats[first:]])
+        if self.kept is not None:
+            first = cast(tuple[int, int], self.format.kept)[0]
+            floats = torch.cat([floats[:first], self.kept, floats[first:]])
+        return floats if tracing.traced(floats) else floats.as_subclass(_Floats)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         scale = self.scale
@@ -187,10 +204,15 @@ def formats(model: nn.Module) -> dict[str, Format]:
     return {name: m.format for name, m in model.named_modules() if isinstance(m, _Quantised)}
 
 
+def matrices(model: nn.Module) -> set[str]:
+    """Names of the codes and scales of ``model``."""
+    return {f"{name}.{own}" for name in formats(model) for own in Quantised._fields}
+
+
 def tie(model: Any) -> None:
     """Tie head and embedding of ``model`` to one quantised matrix if its config says so."""
     embedding = model.model.embedding
-    if model.config.tie_embeddings and isinstance(embedding, QuantisedEmbedding):
+    if hasattr(model, "lm_head") and model.config.tie_embeddings and isinstance(embedding, QuantisedEmbedding):
         if quantisable(model.lm_head):
             replace(model, "lm_head", empty(model.lm_head, embedding.format))
         model.lm_head.tie(embedding)
@@ -212,7 +234,7 @@ def floats(model: nn.Module) -> dict[str, Tensor]:
 
 
 def prepare(model: nn.Module, content: Mapping[str, Any]) -> None:
-    """Replace layers of ``model`` as a ``quantization_config`` says, by zeros.
+    """Replace layers of ``model`` as a ``quantization_config`` says, by zeros; a model without a head needs no format of it.
 
     Raises:
         ValueError: for a method or layers that are unknown.
@@ -221,6 +243,8 @@ def prepare(model: nn.Module, content: Mapping[str, Any]) -> None:
         try:
             old = model.get_submodule(name)
         except AttributeError:
+            if name == "lm_head":
+                continue
             old = nn.Identity()
         if not quantisable(old):
             raise ValueError(f"quantization_config: the model has no linear layer or embedding {name!r}")

@@ -23,12 +23,13 @@ def save(model: Any, path: str | os.PathLike[str], *, tokenizer: str | os.PathLi
         OSError: if the folder exists or cannot be written.
     """
     from linattn.hf import folder as folders
+    from linattn.hf import remote
 
     if not quantised.formats(model):
         raise ValueError("model must be quantised, but all its weights are floating-point")
     content = json.loads(model.config.to_json_string()) | {"quantization_config": quantised.config_of(model)}
-    content |= {"dtype": str(model.dtype).removeprefix("torch."), "architectures": [type(model).__name__]}
-    told = {folders.CONFIG: content}
+    content |= {"dtype": str(model.dtype).removeprefix("torch."), "architectures": [type(model).__name__], "auto_map": remote.AUTO_MAP}
+    told = {folders.CONFIG: content, remote.FILE: remote.CONTENT}
     if model.generation_config is not None:
         told[folders.GENERATION] = json.loads(model.generation_config.to_json_string())
     copied = {} if tokenizer is None else folders.tokenizer_of(Path(tokenizer))

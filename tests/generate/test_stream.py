@@ -135,3 +135,5 @@ def test_a_prompt_is_read_in_pieces_and_an_edited_one_from_the_last_common_place
     assert told == [12, 24, 30]
     with pytest.raises(ValueError, match="piece must be an integer of at least 1"):
         stream(lm, ids, max_new_tokens=1).read_prompt(piece=0)
+    with pytest.raises(TypeError, match=r"store must be a linattn.state.PrefixStore, but came as 'states'"):
+        stream(lm, ids, max_new_tokens=1).read_prompt(store="states")

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -174,6 +175,15 @@ def main() -> None:
             dict(patch.calls),
             {n: dict(r) for n, r in patch.refused.items()},
         )
+        t = inputs()
+        wanted = ops.chunk_gla(t["q"], t["k"], t["v"], t["w"])[0]
+        compiled = torch.compile(lambda t: ops.chunk_gla(t["q"], t["k"], t["v"], t["w"])[0] * 2, backend="eager")
+        compilations = torch._dynamo.utils.counters["stats"]
+        found["compiled"] = [distance(compiled(t), 2 * wanted) for _ in range(3)], compilations["unique_graphs"]
+        try:
+            ops.chunk_gla(t["q"], t["k"], t["v"], t["w"], heads=3)
+        except TypeError as error:
+            found["keyword"] = str(error)
         try:
             patch_fla()
         except ValueError as error:

@@ -4,9 +4,10 @@ import random
 
 import pytest
 import torch
+import transformers
 
 import linattn
-from linattn.generate import lookup
+from linattn.generate import Pool, lookup, stream
 from linattn.generate.pace import Pace
 from linattn.hf import LinattnForCausalLM
 
@@ -56,3 +57,16 @@ def test_refusals():
         lm.generate(ids, max_new_tokens=4, prompt_lookup_num_tokens=3, repetition_penalty=1.5)
     with pytest.raises(ValueError, match="different tokenizers"):
         lm.generate(ids, max_new_tokens=4, assistant_model=model(vocabulary=16))
+    for count in (0, -3, 2.5):
+        with pytest.raises(ValueError, match="prompt_lookup_num_tokens must be an integer of at least 1, but came as"):
+            lm.generate(ids, max_new_tokens=4, prompt_lookup_num_tokens=count)
+    other = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=lm.config.vocab_size, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+        )
+    )
+    with pytest.raises(TypeError, match=r"assistant_model must be a linattn.LanguageModel or its .* but came as a LlamaForCausalLM$"):
+        lm.generate(ids, max_new_tokens=4, assistant_model=other)
+    for make in (lambda: stream(other, [1], max_new_tokens=1), lambda: Pool(other)):
+        with pytest.raises(TypeError, match=r"model must be a linattn.LanguageModel or its .* but came as a LlamaForCausalLM$"):
+            make()

@@ -282,6 +282,27 @@ for adapters in ({"target_modules": ["embedding"]}, {"target_modules": ["up_proj
     words = get_peft_model(merged, LoraConfig(task_type="CAUSAL_LM", r=4, **adapters))
     assert torch.equal(words(input_ids=ids).logits, wanted)
     words.unload()
+
+linattn.quantize(merged, group=32).save_pretrained(folder + "/int4")
+small = AutoModelForCausalLM.from_pretrained(folder + "/int4")
+base = small(ids).logits
+lora = get_peft_model(small, LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", r=4))
+trainer = Trainer(lora, arguments(folder, max_steps=20, learning_rate=3e-2), train_dataset=batches())
+trainer.train()
+losses = [record["loss"] for record in trainer.state.log_history if "loss" in record]
+assert min(losses[-5:]) < min(losses[:5]), losses
+adapted = lora.eval()(input_ids=ids).logits
+lora.save_pretrained(folder + "/small")
+again = PeftModel.from_pretrained(linattn.load(folder + "/int4"), folder + "/small").eval()
+assert torch.equal(again(input_ids=ids).logits, adapted) and not torch.equal(adapted, base)
+pissa = LoraConfig(target_modules=["o_proj"], init_lora_weights="pissa")
+for change in (lora.merge_and_unload, lambda: get_peft_model(linattn.load(folder + "/int4"), pissa)):
+    try:
+        change()
+    except TypeError as error:
+        assert "merge adapters into the model before quantisation" in str(error)
+    else:
+        raise AssertionError("values that are set in a quantised weight were lost")
 print("trained", len(trained))
 """
 

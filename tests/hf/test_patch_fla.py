@@ -37,11 +37,20 @@ def test_names_are_exchanged_everywhere_and_restored(found):
     assert "on already" in found["twice"]
 
 
+def test_compiled_calls_are_one_graph(found):
+    errors, graphs = found["compiled"]
+    assert max(errors) <= 1e-6 and graphs == 1
+
+
 def test_what_is_not_covered_goes_to_flas_own_with_the_reason(found):
     assert found["own"] == found["too large"] == "fla's own"
     assert "0 calls by linattn" in found["explained"]
     assert "gv: linattn's op has no such argument" in found["explained"]
     assert "decay is the natural logarithm" in found["explained"]
+
+
+def test_bad_keywords_are_refused_by_flas_own_function(found):
+    assert found["keyword"] == "chunk_gla() got an unexpected keyword argument 'heads'"
 
 
 def test_bad_names_are_refused(found):

@@ -125,6 +125,9 @@ def test_quantised_weights_are_counted(to, tied):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_files(tmp_path, tied):
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModel, AutoModelForCausalLM
+
     from linattn.hf import LinattnForCausalLM
     from linattn.hf import LMConfig as Config
 
@@ -138,6 +141,22 @@ def test_files(tmp_path, tied):
         for name in ("one", "two"):
             again = linattn.load(tmp_path / name)
             assert torch.equal(again(IDS).logits, wanted) and again.dtype == torch.bfloat16
+            theirs = AutoModelForCausalLM.from_pretrained(tmp_path / name, trust_remote_code=True)
+            assert torch.equal(theirs(IDS).logits, wanted) and theirs.dtype == torch.bfloat16
+            assert {n: t.dtype for n, t in theirs.state_dict().items()} == {n: t.dtype for n, t in again.state_dict().items()}
+            assert theirs.half().config.to_dict()["quantization_config"] == again.config.quantization_config
+            assert (theirs.lm_head.codes.data_ptr() == theirs.model.embedding.codes.data_ptr()) == tied
+            hidden = AutoModel.from_pretrained(tmp_path / name)(IDS).last_hidden_state
+            assert torch.equal(q.lm_head(hidden), wanted)
+        card = (tmp_path / "two" / "README.md").read_text()
+        assert f" {parameter_count(model):,} parameters in bfloat16" in card
+        assert "| Matrices quantised to | int4, int8 |" in card
+        weights = load_file(tmp_path / "two" / "model.safetensors")
+        del weights["model.layers.0.mixer.o_proj.codes"]
+        save_file(weights, tmp_path / "two" / "model.safetensors", {"format": "pt"})
+        for read in (AutoModelForCausalLM.from_pretrained, linattn.load):
+            with pytest.raises(ValueError, match=r"[mM]issing.* model\.layers\.0\.mixer\.o_proj\.codes"):
+                read(tmp_path / "two")
     content = json.loads((tmp_path / "one" / "config.json").read_text())
     assert content["quantization_config"]["modules"]["model.layers.0.mixer.o_proj"] == {"to": "int4", "group": 64}
     content["quantization_config"]["modules"]["model.layers.9.mixer.q_proj"] = {"to": "int8"}
@@ -202,6 +221,28 @@ def test_dtypes_move_and_scales_stay():
     assert q.lm_head.weight.dtype == torch.bfloat16 and q.float()(IDS).dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_scales_do_not_follow_the_default_dtype(dtype):
+    model = made()
+    wanted = {n: t.dtype for n, t in linattn.quantize(model).state_dict().items()}
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        assert {n: t.dtype for n, t in linattn.quantize(model).state_dict().items()} == wanted
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_values_set_in_a_quantised_weight_are_refused():
+    """Not lost: PEFT merges adapters into ``weight.data``."""
+    q = linattn.quantize(made("mamba2"), to="int4")
+    for layer in (q.model.layers[0].mixer.in_proj, q.model.layers[0].mixer.o_proj, q.model.embedding):
+        weight = layer.weight
+        with pytest.raises(TypeError, match="merge adapters into the model before quantisation"):
+            layer.weight.data += 1
+        assert torch.equal(layer.weight, weight) and type(weight * 2) is type(weight.detach()) is torch.Tensor
+
+
 def test_bad_arguments():
     model = made()
     before = {n: t.clone() for n, t in model.state_dict().items()}
@@ -224,7 +265,7 @@ def test_bad_arguments():
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
 
 
-def test_the_command(tmp_path):
+def test_the_command(tmp_path, monkeypatch, capsys):
     from linattn.cli.main import main
     from linattn.hf import LinattnForCausalLM
     from linattn.hf import LMConfig as Config
@@ -240,6 +281,32 @@ def test_the_command(tmp_path):
     assert main(["quantize", str(tmp_path / "run"), "--to", "int4"]) == 2  # the folder is there
     assert main(["quantize", str(tmp_path / "run"), "--to", "int2", "--out", str(tmp_path / "other")]) == 2
     assert not (tmp_path / "other").exists()
+    capsys.readouterr()
+    assert main(["quantize", str(tmp_path / "run"), "--to", "../int4"]) == 2
+    assert "--to must be one of 'int8', 'int4', but came as '../int4'" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path / "run")
+    assert main(["quantize", ".", "--to", "int8"]) == 0 and (tmp_path / "run-int8" / "config.json").is_file()
+    capsys.readouterr()
+    assert main(["quantize", str(tmp_path / "run"), "--out", str(tmp_path / "none" / "deep")]) == 2
+    assert "none does not exist" in (said := capsys.readouterr().err) and "quantising" not in said  # before the work
+
+
+def test_a_gguf_files_tokenizer_is_taken_along(tmp_path, capsys):
+    pytest.importorskip("gguf")
+    from linattn.cli.main import main
+    from linattn.hf.gguf.write import export_gguf
+    from linattn.hf.tokenizer import tokenizer_of
+    from linattn.train import load_run
+
+    tokenizer_of(ByteCodec()).save_pretrained(tmp_path)
+    model = made("mamba2", ffn="none", vocab_size=257)
+    export_gguf(model, tmp_path / "a.gguf", tokenizer=tmp_path)
+    assert main(["quantize", str(tmp_path / "a.gguf"), "--to", "int8"]) == 0
+    codec = load_run(tmp_path / "a-int8")[1]
+    assert codec.encode("né") == load_run(tmp_path / "a.gguf")[1].encode("né") == list("né".encode())
+    capsys.readouterr()
+    assert main(["export", str(tmp_path / "a-int8"), str(tmp_path / "b"), "--to", "mamba2"]) == 0
+    assert f"Mamba2ForCausalLM, {parameter_count(model):,} parameters" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("dtype", "head"), [("Q4_0", "int4"), ("Q4_0", "int8"), ("Q8_0", "int8")])

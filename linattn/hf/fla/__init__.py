@@ -12,6 +12,8 @@ from threading import RLock
 from types import ModuleType
 from typing import Any, Self
 
+import torch
+
 from linattn.hf.fla.given import Given, Refused
 from linattn.hf.fla.rules import SERVED, Served
 from linattn.ops.checks import choice
@@ -27,7 +29,7 @@ class FlaPatch:
 
     Attributes:
         names: patched functions of ``fla.ops``.
-        calls: number of calls that linattn's ops have run, by fla's name.
+        calls: number of calls that linattn's ops have run, by fla's name; calls in compiled graphs are not counted.
         refused: reasons why calls went to fla's own function, with their number, by fla's name.
     """
 
@@ -70,14 +72,15 @@ class FlaPatch:
             return  # another name of a function that is already replaced
         parameters = signature(original)
 
-        @wraps(original)
+        @wraps(original, updated=())  # not the mark of torch.compiler.disable, which would split compiled graphs
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 result = served(Given(parameters, args, kwargs), self.backend)
-            except (Refused, ValueError, NotImplementedError) as error:  # fla's own function then runs, or reports bad input
+            except (Refused, TypeError, ValueError, NotImplementedError) as error:  # fla's own function then runs, or reports bad input
                 self.refused.setdefault(name, Counter())[str(error)] += 1
                 return original(*args, **kwargs)
-            self.calls[name] += 1
+            if not torch.compiler.is_compiling():  # a changing number would cause recompilation
+                self.calls[name] += 1
             return result
 
         self._replacements[id(original)], self._originals[id(call)] = call, original
@@ -89,7 +92,8 @@ def patch_fla(names: Iterable[str] | None = None, backend: Backend = "auto") -> 
     The supported functions of ``fla.ops`` are replaced by identity in every module of fla, under all their names; others are
     unchanged. Signatures, dtypes, state layouts and return values are fla's. An unsupported call (decays of the values, context
     parallelism, intermediate states, sizes that our ops refuse) goes to fla's own function, and :meth:`FlaPatch.explain` states the reason.
-    Weights are unchanged. On a CPU, where fla has no kernels, its models run.
+    Weights are unchanged. On a CPU, where fla has no kernels, these functions run; the norms, convolutions and losses of its
+    layers are Triton kernels, which need a GPU.
 
     Args:
         names: functions of ``fla.ops``, such as ``"chunk_gla"``; None: all supported ones of the installed fla.

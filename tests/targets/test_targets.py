@@ -122,6 +122,7 @@ def test_what_the_cards_get():
     assert table.gradients(gla, CARDS["sm_100"]) == table.Config(bk=64, bv=64, warps=8)
     assert all(table.gradients(gla, CARDS[name]).bk == 32 for name in narrow)
     wide = Family(table.NONE, table.DELTA, before=False, half=False)
+    assert table.backward(rwkv7, 128, True, CARDS["sm_80"]) == table.Config(bv=64, warps=8, stages=2)  # 1: 2.2 KB of spills
     assert all(table.forward(wide, 128, True, CARDS[name]) == table.Config(bv=16, warps=8) for name in (*narrow, "sm_100"))
     assert table.backward(kda, 128, True, CARDS["sm_80"]) == table.Config(bv=64, warps=8)
     assert table.backward(kda, 128, True, CARDS["sm_90"]) == table.Config(bv=128, warps=8, stages=2)  # of 213 KB

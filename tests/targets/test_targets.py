@@ -116,9 +116,14 @@ def test_each_row_of_a_card_serves_a_call():
 
 def test_what_the_cards_get():
     gla, kda = (Family(table.CHANNEL, rule, before=False, half=True) for rule in (table.PLAIN, table.DELTA))
-    assert table.unsettled(gla, CARDS["sm_100"]).warps == 16  # with eight warps Triton uses tensor memory, which fails to compile
+    rwkv7, narrow = Family(table.CHANNEL, table.ERASE, before=False, half=True), ("sm_80", "sm_86", "sm_89", "sm_120")
+    assert table.unsettled(gla, CARDS["sm_100"]) == table.Config(bk=64, bv=64, warps=8)
+    assert {table.unsettled(rwkv7, CARDS[name]) for name in narrow} == {table.Config(bk=16, bv=64, warps=8)}  # 32: 1.7 KB of spills
     assert table.gradients(gla, CARDS["sm_100"]) == table.Config(bk=64, bv=64, warps=8)
-    assert all(table.gradients(gla, CARDS[name]).bk == 32 for name in ("sm_80", "sm_86", "sm_89", "sm_120"))
+    assert all(table.gradients(gla, CARDS[name]).bk == 32 for name in narrow)
+    wide = Family(table.NONE, table.DELTA, before=False, half=False)
+    assert table.backward(rwkv7, 128, True, CARDS["sm_80"]) == table.Config(bv=64, warps=8, stages=2)  # 1: 2.2 KB of spills
+    assert all(table.forward(wide, 128, True, CARDS[name]) == table.Config(bv=16, warps=8) for name in (*narrow, "sm_100"))
     assert table.backward(kda, 128, True, CARDS["sm_80"]) == table.Config(bv=64, warps=8)
     assert table.backward(kda, 128, True, CARDS["sm_90"]) == table.Config(bv=128, warps=8, stages=2)  # of 213 KB
     assert table.forward(kda, 128, True, CARDS["sm_89"]).stages == 1 and table.forward(kda, 128, True, CARDS["sm_90"]).stages == 3

@@ -23,6 +23,19 @@ def _decays(d, BEFORE: tl.constexpr, BITS: tl.constexpr):
     return sums, read_at, weight(tl.sum(steps, 0) - sums, BITS)[:, None], tl.exp2(tl.sum(d, 0) * LOG2E)
 
 
+@triton.jit
+def _products(left, right, valid, K: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
+    """Products [C, C] of two rows of pointers to vectors of float32, loaded again in parts: whole ones would be spilled."""
+    a = tl.zeros([C, C], tl.float32)
+    for block in range(0, K, 32):
+        channels = block + tl.arange(0, 32)
+        inside = valid[:, None] & (channels < K)[None, :]
+        x = tl.load(left + channels[None, :], mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(right + channels[None, :], mask=inside, other=0.0).to(tl.float32)
+        a = tl.dot(x, tl.trans(y), a, input_precision=PRECISION)
+    return a
+
+
 @triton.jit(do_not_specialize=["sequences", "tokens", "scale", "slots_before", "length"])
 def forward(
     q, k, v, write, decay, cu, p, p_write, b, w, q_faded, k_faded, write_faded, fade,
@@ -121,7 +134,10 @@ def forward(
             else:
                 qb = tl.load(q + time[:, None] * q_token + channels[None, :], mask=reads, other=0.0).to(kind)
             if (RULE == PLAIN) and (DECAY < CHANNEL) and (not BEFORE):
-                a = tl.dot(qb, tl.trans(kb), input_precision=PRECISION) * scale
+                if kind == tl.float32:
+                    a = _products(q + time[:, None] * q_token, k + time[:, None] * k_token, valid, K, C, PRECISION) * scale
+                else:
+                    a = tl.dot(qb, tl.trans(kb), input_precision=PRECISION) * scale
                 if DECAY == HEAD:
                     a *= weight(sums[:, None] - sums[None, :], BITS)
                 a = tl.where(rows[:, None] >= rows[None, :], a, 0.0).to(kind)
@@ -248,7 +264,10 @@ def backward(
             else:
                 kb = tl.load(k + time[:, None] * k_token + channels[None, :], mask=reads, other=0.0).to(kind)
             if (RULE == PLAIN) and (DECAY < CHANNEL) and (not BEFORE):
-                a = tl.dot(kb, tl.trans(qb), input_precision=PRECISION) * scale
+                if kind == tl.float32:
+                    a = _products(k + time[:, None] * k_token, q + time[:, None] * q_token, valid, K, C, PRECISION) * scale
+                else:
+                    a = tl.dot(kb, tl.trans(qb), input_precision=PRECISION) * scale
                 if DECAY == HEAD:
                     a *= weight(sums[None, :] - sums[:, None], BITS)
                 a = tl.where(rows[:, None] <= rows[None, :], a, 0.0).to(kind)

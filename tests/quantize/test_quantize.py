@@ -255,6 +255,18 @@ def test_a_new_model_of_a_quantised_ones_config_is_saved_as_it_is(tmp_path):
     assert formats(linattn.load(tmp_path / "int4")) == formats(q)
 
 
+@pytest.mark.parametrize("factor", [1e-9, 1e-5, 1.0, 1e9, 0.0])
+@pytest.mark.parametrize("calibrate", [None, IDS])
+def test_weights_of_any_size_keep_their_digits(factor, calibrate):
+    """Scales of 4 bits are float16, in which very small ones are 0 and large ones infinite."""
+    model = made()
+    weight = model.model.layers[0].mixer.o_proj.weight.detach()
+    weight.mul_(factor)
+    layer = linattn.quantize(model, to="int4", calibrate=calibrate).model.layers[0].mixer.o_proj
+    assert (layer.weight - weight).norm() <= 0.25 * weight.norm()
+    assert layer.format.to == ("int4" if factor in (0.0, 1.0) else "int8")
+
+
 def test_values_set_in_a_quantised_weight_are_refused():
     """Not lost: PEFT merges adapters into ``weight.data``."""
     q = linattn.quantize(made("mamba2"), to="int4")

@@ -94,6 +94,10 @@ class LinattnPreTrainedModel(Answers, PreTrainedModel):
     def save_pretrained(self, save_directory: str | os.PathLike, is_main_process: bool = True, *args: Any, **kwargs: Any) -> Any:
         """Save as transformers does, with a model card beside the weights if there is none yet."""
         self.config.auto_map = remote.AUTO_MAP
+        if quantised.formats(self):
+            self.config.quantization_config = quantised.config_of(self)
+        elif hasattr(self.config, "quantization_config"):  # of another model of this config
+            del self.config.quantization_config
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
         if is_main_process:
             card.write(self, save_directory)

@@ -15,7 +15,10 @@ from linattn.ops.torch.quantised import Quantised, dequantised
 
 
 def linear(x: Tensor, weight: Quantised, bias: Tensor | None = None) -> Tensor:
-    """``x Wᵀ + b`` of x [..., K] in the dtype of x, with gradients to x and b."""
+    """``x Wᵀ + b`` of x [..., K] in the dtype of x, with gradients to x and b; ValueError for another shape, and for integers."""
+    rows, columns = weight.shape
+    if not x.is_floating_point() or x.shape[-1:] != (columns,):
+        raise ValueError(f"x must be floats [..., {columns}] for a matrix [{rows}, {columns}], but came as {x.dtype} {list(x.shape)}")
     if tracing.traced(x) or tracing.wanted(x, bias):
         y: Tensor = LINEAR(x, *weight, bias)
         return y

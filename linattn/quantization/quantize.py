@@ -38,7 +38,8 @@ def quantize(
     Args:
         model: a :class:`linattn.LanguageModel` or its Hugging Face twin.
         to: ``"int8"``: a scale for each output channel; ``"int4"``: one for each ``group`` of inputs of a channel.
-        group: 32, 64 or 128 inputs; for layers that it does not divide, the next smaller group that does, or int8.
+        group: 32, 64 or 128 inputs; for layers that it does not divide, the next smaller group that does, or int8;
+            int8 too where no weight is above 2^-14 or one is above 458,528, which scales in float16 cannot express.
         head: the format of the embedding and the head, which in int4 cost as much quality as all other layers together.
         calibrate: tokens [N, T] like those that the model will read, by which later weights compensate the rounding of earlier
             ones (GPTQ). None: every weight is rounded to nearest.

@@ -13,6 +13,7 @@ from linattn.models.quantised import Format, quantisable
 from linattn.ops.torch.quantised import GROUPS
 
 SMALL = 32  # minimum of rows and columns of a quantised matrix; smaller ones are of heads, ranks, experts
+SCALED = (2.0**-14, 7 * 65504.0)  # largest magnitudes of a matrix whose scales of 4 bits fit float16
 ENDS = ("model.embedding", "lm_head")
 _TOKENS = 4  # tokens of a mixer's trial call
 
@@ -31,9 +32,15 @@ def formats(model: nn.Module, to: str, group: int, head: str = "int8") -> dict[s
             rows, columns = module.weight.shape
             first, last = kept.get(name, (0, 0))
             if min(rows - (last - first), columns) >= SMALL:
-                own = head if name in ENDS else to
+                own = "int8" if _beyond_float16(module.weight) else head if name in ENDS else to
                 found[name] = _format(own, group, int(columns), (first, last) if last else None)
     return found
+
+
+def _beyond_float16(weight: Tensor) -> bool:
+    """True if the scales of 4 bits, in float16, would overflow or have few digits: then int8, with scales in float32."""
+    largest = 0.0 if weight.is_meta else float(weight.detach().abs().max())
+    return bool(largest) and not SCALED[0] <= largest <= SCALED[1]
 
 
 def _format(to: str, group: int, columns: int, kept: tuple[int, int] | None) -> Format:

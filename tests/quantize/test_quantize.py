@@ -233,6 +233,40 @@ def test_scales_do_not_follow_the_default_dtype(dtype):
         torch.set_default_dtype(before)
 
 
+@pytest.mark.parametrize("tokens", [1, 20])
+@pytest.mark.parametrize("to", ["int8", "int4"])
+def test_inputs_that_do_not_fit_are_refused(to, tokens):
+    """Without this, kernels read beyond the input."""
+    layer = linattn.quantize(made(), to=to).model.layers[0].mixer.o_proj
+    for x in (torch.ones(tokens, 63), torch.ones(tokens, 128), torch.ones(tokens, 64, dtype=torch.long), torch.ones(())):
+        with pytest.raises(ValueError, match=r"x must be floats \[\.\.\., 64\] for a matrix \[64, 64\], but came as torch"):
+            layer(x)
+
+
+def test_a_new_model_of_a_quantised_ones_config_is_saved_as_it_is(tmp_path):
+    from linattn.hf import LinattnForCausalLM
+    from linattn.hf import LMConfig as Config
+
+    q = linattn.quantize(LinattnForCausalLM(Config(mixer="gla", **SMALL)))
+    for new in (LinattnForCausalLM(q.config).eval(), linattn.load(q.config.to_dict())):
+        new.save_pretrained(tmp_path / "new")
+        assert torch.equal(linattn.load(tmp_path / "new")(IDS).logits, new(IDS).logits)
+    q.save_pretrained(tmp_path / "int4")
+    assert formats(linattn.load(tmp_path / "int4")) == formats(q)
+
+
+@pytest.mark.parametrize("factor", [1e-9, 1e-5, 1.0, 1e9, 0.0])
+@pytest.mark.parametrize("calibrate", [None, IDS])
+def test_weights_of_any_size_keep_their_digits(factor, calibrate):
+    """Scales of 4 bits are float16, in which very small ones are 0 and large ones infinite."""
+    model = made()
+    weight = model.model.layers[0].mixer.o_proj.weight.detach()
+    weight.mul_(factor)
+    layer = linattn.quantize(model, to="int4", calibrate=calibrate).model.layers[0].mixer.o_proj
+    assert (layer.weight - weight).norm() <= 0.25 * weight.norm()
+    assert layer.format.to == ("int4" if factor in (0.0, 1.0) else "int8")
+
+
 def test_values_set_in_a_quantised_weight_are_refused():
     """Not lost: PEFT merges adapters into ``weight.data``."""
     q = linattn.quantize(made("mamba2"), to="int4")

@@ -33,11 +33,15 @@ def export(
     cannot express is refused with the reason. With --to gguf OUT is one file that includes the tokenizer, for the families that
     llama.cpp reads.
     """
-    from linattn.hf.convert import family
+    from linattn.arguments import suggestion
+    from linattn.hf.convert import FAMILIES, family
     from linattn.hf.load import export as write
     from linattn.hf.load import load
     from linattn.models.quantised import parameter_count
 
+    known = sorted(["gguf", *FAMILIES])
+    if to not in known:
+        raise ValueError(f"--to must be a family of models or gguf, but came as {to!r}{suggestion(to, known)}")
     target = None if to == "gguf" else family(to)
     if target is not None and dtype is not None:
         raise ValueError(f"--dtype can only be used with --to gguf, but came with --to {to}")

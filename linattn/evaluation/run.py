@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from linattn.arguments import known_device
+from linattn.arguments import absent, known_device
 from linattn.evaluation import harness, measure
 from linattn.evaluation.options import EvaluateOptions
 from linattn.evaluation.page import page
@@ -48,8 +48,11 @@ def evaluate(models: Sequence[str | Path], options: EvaluateOptions | None = Non
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     known_device("device", device)
     folder = None if options.out is None else Folder(options.out, SCHEMA)
-    teacher = None if options.teacher is None else _loaded(options.teacher, options, device)
     wanted = [Path(path) for path in ([] if options.teacher is None else [options.teacher]) + list(models)]
+    for path in wanted:  # all, before minutes of measurements of the first
+        if not path.exists():
+            raise FileNotFoundError(absent(path))
+    teacher = None if options.teacher is None else _loaded(options.teacher, options, device)
     report: dict[str, Any] = {
         "schema": SCHEMA, "version": VERSION, "created": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(),
         "options": {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items() if name != "out"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -91,7 +91,7 @@ def check_forms(mixer: Mixer, x: Tensor | None = None, *, tolerance: float = 1e-
         seed: for the random tokens and for the incoming gradients.
 
     Raises:
-        AssertionError: with the table of errors, if one exceeds ``tolerance``.
+        AssertionError: with the table of errors, if one exceeds ``tolerance``, or if the shapes of the last state depend on the pieces.
         ValueError: if ``x`` has no tokens or the mixer is not causal, so that it has no steps to compare with.
     """
     whole("seed", seed, 0, 2**63 - 1)
@@ -120,7 +120,10 @@ def check_forms(mixer: Mixer, x: Tensor | None = None, *, tolerance: float = 1e-
     for way, form, borders in _ways(mixer, tokens):
         mixer.form = form
         got = _run(mixer, x, borders, seed)
-        errors[way] = (_distance(got[0], wanted[0]), _distance(got[1], wanted[1]))
+        if (shapes := _shapes(got[0])) != (steps := _shapes(wanted[0])):
+            given = f"{way} gives {shapes}, single steps {steps}"
+            raise AssertionError(f"the shapes of the last state of {type(mixer).__name__} depend on the pieces: {given}")
+        errors[way] = (_distance(got[0].values(), wanted[0].values()), _distance(got[1], wanted[1]))
     report = Forms(type(mixer).__name__, tolerance, errors)
     if not report.agree:
         raise AssertionError(f"the forms do not agree to {tolerance:g}:\n{report}")
@@ -137,21 +140,26 @@ def _ways(mixer: Mixer, tokens: int) -> Iterator[tuple[str, Form, list[int]]]:
     yield "uneven pieces", "auto", sorted({0, 1, min(4, tokens), tokens - tokens // 5, tokens})
 
 
-def _run(mixer: Mixer, x: Tensor, borders: Sequence[int], seed: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Run the segments between ``borders``: outputs and last state, and the gradients of both along a random direction."""
+def _run(mixer: Mixer, x: Tensor, borders: Sequence[int], seed: int) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Run the segments between ``borders``: outputs (named ``y:``) and last state, and the gradients of both along a random direction."""
     state: State = {}
     pieces = []
     for start, stop in pairwise(borders):
         y, state = mixer(x[:, start:stop], state or None, return_state=True)
         pieces.append(y)
-    outputs = [torch.cat(pieces, 1), *(t for _, t in sorted(state.items()) if t.is_floating_point())]
+    outputs = {"y:": torch.cat(pieces, 1), **{name: t for name, t in sorted(state.items()) if t.is_floating_point()}}
     generator = torch.Generator().manual_seed(seed + 1)
-    directions = [torch.randn(o.shape, generator=generator, dtype=o.dtype).to(o.device) for o in outputs]
+    directions = [torch.randn(o.shape, generator=generator, dtype=o.dtype).to(o.device) for o in outputs.values()]
     leaves = [x, *(p for p in mixer.parameters() if p.requires_grad)]
-    return outputs, list(torch.autograd.grad(outputs, leaves, directions, allow_unused=True, materialize_grads=True))
+    return outputs, list(torch.autograd.grad(list(outputs.values()), leaves, directions, allow_unused=True, materialize_grads=True))
 
 
-def _distance(got: list[Tensor], wanted: list[Tensor]) -> float:
+def _shapes(outputs: dict[str, Tensor]) -> dict[str, list[int]]:
+    """Shape of each tensor of the state."""
+    return {name: list(t.shape) for name, t in outputs.items() if name != "y:"}
+
+
+def _distance(got: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:
     """Largest ‖got − wanted‖ / ‖wanted‖; 0 if both are 0."""
     errors = [0.0]
     for a, b in zip(got, wanted, strict=True):

@@ -168,3 +168,9 @@ def test_refusals(folders, tmp_path, capsys):
     assert "holds files that are not part of a linattn report" in capsys.readouterr().err
     assert measure.same_tokens(ByteCodec(), ByteCodec())
     assert not measure.same_tokens(ByteCodec(), SimpleNamespace(content="{}"))
+
+
+def test_a_missing_model_is_found_before_anything_is_measured(folders, monkeypatch):
+    monkeypatch.setattr("linattn.evaluation.run._measured", lambda *_: pytest.fail("measured before all models were looked for"))
+    with pytest.raises(FileNotFoundError, match="absent does not exist"):
+        evaluate([folders / "gla", folders / "absent"])

@@ -264,3 +264,12 @@ def test_a_file_whose_metadata_do_not_fit_its_tensors_is_refused(tmp_path, monke
         export_gguf(model("rwkv7"), tmp_path / "a.gguf")
         with pytest.raises(ValueError, match=rf"a\.gguf: the tensors do not fit the metadata\. {words}"):
             load(tmp_path / "a.gguf")
+
+
+@pytest.mark.parametrize(("to", "end"), [("guff", "; did you mean 'gguf'?"), ("onnx", "gemma3_text, gguf, gla")])
+def test_an_unknown_type_is_refused_with_gguf_among_the_choices(to, end, tmp_path, capsys):
+    from linattn.cli.main import main
+
+    assert main(["export", str(tmp_path), str(tmp_path / "out"), "--to", to]) == 2
+    error = capsys.readouterr().err
+    assert f"--to must be a family of models or gguf, but came as '{to}'" in error and end in error

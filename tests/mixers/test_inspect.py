@@ -103,3 +103,8 @@ class Peeking(Linear):
 def test_broken_mixers_are_found(broken):
     with pytest.raises(AssertionError, match="the forms do not agree to 1e-09"):
         linattn.check_forms(broken(32), torch.randn(1, 9, 32))
+
+
+def test_states_whose_size_depends_on_the_pieces_are_found():
+    with pytest.raises(AssertionError, match=r"state of MemoryCompressed depend on the pieces: one pass gives \{'k': "):
+        linattn.check_forms(create("memory_compressed", dim=32), torch.randn(1, 9, 32))

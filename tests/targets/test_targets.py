@@ -32,20 +32,12 @@ FAMILIES = [Family(*fields) for fields in product(range(3), range(3), (False, Tr
 SPILLS = 1024  # most bytes of a thread
 # Calls not compiled again since their tiles are smaller, by card: the file still has more for them.
 UNKNOWN = {
-    "sm_100": (
-        "beta-BTH-float16 beta-BTH-float32 beta-BTHK-float16 beta-none-float16 beta-none-float32 bonus-BTH-float32 "
-        "bonus-none-float32 erase-BTH-float32 erase-BTHK-mixed erase-none-float16"
-    ),
-    "sm_120": (
-        "beta-BTH-float16 beta-BTH-float32 beta-BTHK-float16 beta-none-float16 beta-none-float32 bonus-BTH-float32 "
-        "bonus-none-float32 erase-BTH-float16 erase-none-float16 erase-none-float32"
-    ),
-    "sm_80": "bonus-BTH-float32 bonus-BTHK-float32 bonus-none-float32",
-    "sm_86": "beta-none-float16 beta-none-float32 bonus-none-float32 erase-none-float16",
+    "sm_100": "beta-BTH-float16 beta-none-float16 bonus-BTH-float32 erase-BTHK-mixed",
+    "sm_120": "beta-BTH-float16 beta-none-float16 bonus-BTH-float32 bonus-none-float32 erase-none-float32",
     "sm_89": (
         "beta-BTH-float16 beta-BTH-float32 beta-BTHK-float16 beta-BTHK-float32 beta-none-float16 beta-none-float32 "
-        "bonus-BTH-float32 bonus-BTHK-float32 bonus-none-float32 erase-BTH-float32 erase-BTHK-float32 "
-        "erase-none-float16 erase-none-float32 plain-BTH-float32 plain-BTHK-float32 plain-none-float32"
+        "bonus-BTH-float32 bonus-BTHK-float32 bonus-none-float32 erase-none-float16 erase-none-float32 "
+        "plain-BTHK-float32 plain-none-float32"
     ),
 }
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,17 @@ OTHERS = "(diagonal_scan-given-rows-bfloat16-4096|linears-gated-bfloat16-64|deco
 CHANNELS = "attention-plain-BTHK-bfloat16-(128|64)$"
 MIXED = "attention-erase-BTHK-mixed-128$"  # failed to compile in Triton 3.6: a loop with an unused sum
 FAMILIES = [Family(*fields) for fields in product(range(3), range(3), (False, True), (False, True))]
+SPILLS = 1024  # most bytes of a thread
+# Calls not compiled again since their tiles are smaller, by card: the file still has more for them.
+UNKNOWN = {
+    "sm_100": "beta-BTH-float16 beta-none-float16 bonus-BTH-float32 erase-BTHK-mixed",
+    "sm_120": "beta-BTH-float16 beta-none-float16 bonus-BTH-float32 bonus-none-float32 erase-none-float32",
+    "sm_89": (
+        "beta-BTH-float16 beta-BTH-float32 beta-BTHK-float16 beta-BTHK-float32 beta-none-float16 beta-none-float32 "
+        "bonus-BTH-float32 bonus-BTHK-float32 bonus-none-float32 erase-none-float16 erase-none-float32 "
+        "plain-BTHK-float32 plain-none-float32"
+    ),
+}
 
 
 @pytest.mark.parametrize(
@@ -59,6 +71,17 @@ def test_what_was_found_fits():
                 for kernel in kernels:
                     facts = Kernel(**{"stages": 0, "warps": 0, **kernel})
                     assert facts.refusal(CARDS[target]) is None, (version, target, case)
+
+
+def test_launches_of_128_channels_spill_at_most_a_kilobyte():
+    """On every card but a Hopper, on which the portable kernels' tiles were measured; ``UNKNOWN`` names no case that has fitted since."""
+    over = {target: set() for target in CARDS}
+    for target, cases in json.loads(OUT.read_text())["runs"]["3.6.0"]["targets"].items():
+        for case, kernels in cases.items():
+            if re.fullmatch("attention-.*-128", case) and max(kernel.get("spills", 0) for kernel in kernels) > SPILLS:
+                over[target].add(case.removeprefix("attention-").removesuffix("-128"))
+    del over["sm_90"]
+    assert {target: cases for target, cases in over.items() if cases} == {target: set(cases.split()) for target, cases in UNKNOWN.items()}
 
 
 def test_what_does_not_fit_is_said():

@@ -18,8 +18,8 @@ A chunk with Λ < LEAST in some channel is not ``settled``: prepared queries and
 and its dS is written for levels_plain.py, which computes its gradients. The scan has the same products in both.
 
 Each of two warpgroups scans half of the values and then computes the gradients of half of the channels: 64 registers a thread for the
-cotangent, three tiles [C, C] of 32 at most. A third scales the next chunk's queries and keys and sums the gradient of the decay; one
-warp prefetches. Of 227 KB of shared memory, q, k and decays take 96 in two stages, dO and V 32, S and dŜ 64, dV 16, P and G 16. After
+cotangent, three tiles [C, C] of 32 at most. A third scales the next chunk's queries and keys and sums the gradient of the decay; two
+warps prefetch. Of 227 KB of shared memory, q, k and decays take 96 in two stages, dO and V 32, S and dŜ 64, dV 16, P and G 16. After
 its products a half reuses its tiles: E is split in two bfloat16 numbers, high in dV's and low in Q̂'s, dQ goes out from the decays' and
 dK from K̂'s.
 """
@@ -277,9 +277,8 @@ def add_up(tiles, results, ddecay, here, at, chunk, K: gl.constexpr):
 
 
 @gluon.jit
-def load(bars, sources, tiles, weights, fade, marks, here, K: gl.constexpr):
-    """Load the tiles of chunk after chunk, from the last, as soon as their memory is free, and mark the chunks that settle."""
-    V: gl.constexpr = 2 * M
+def load_pairs(bars, sources, tiles, weights, fade, marks, here, K: gl.constexpr):
+    """Load queries, keys and decays of chunk after chunk, from the last, and mark the chunks that settle."""
     layout: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
     channel = gl.arange(0, K, layout)
     for i in range(here.count):
@@ -303,9 +302,17 @@ def load(bars, sources, tiles, weights, fade, marks, here, K: gl.constexpr):
         else:
             tma.load(sources.q_faded, [row * here.heads, 0], full, tiles.q.index(stage))
             tma.load(sources.k_faded, [row * here.heads, 0], full, tiles.k.index(stage))
-        full = bars.value_full.index(0)
+
+
+@gluon.jit
+def load_values(bars, sources, tiles, here, K: gl.constexpr):
+    """Load values, cotangents, P and states of chunk after chunk, from the last."""
+    full = bars.value_full.index(0)
+    for i in range(here.count):
+        chunk = here.count - 1 - i
+        row = chunk * C
         mbarrier.wait(bars.value_empty.index(0), (i & 1) ^ 1)
-        mbarrier.expect(full, 4 * C * V + 2 * K * V + 2 * C * C)
+        mbarrier.expect(full, 8 * C * M + 4 * K * M + 2 * C * C)
         tma.load(sources.p, [row * here.heads, 0], full, tiles.p.index(0))
         for part in gl.static_range(2):
             tma.load(sources.do, [row, part * M], full, tiles.do.index(part))
@@ -374,10 +381,11 @@ def fused_channel(
             (half, (0, bars, sources, tiles, weights, edges, here, scale, K)),
             (half, (1, bars, sources, tiles, weights, edges, here, scale, K)),
             (scale_and_sum, (bars, tiles, weights, results, ddecay, here, scale, K)),
-            (load, (bars, sources, tiles, weights, fade + place * K, marks, here, K)),
-        ], [4, 4, 1], [REGISTERS, SUMS, FEW])  # fmt: skip
+            (load_pairs, (bars, sources, tiles, weights, fade + place * K, marks, here, K)),
+            (load_values, (bars, sources, tiles, here, K)),
+        ], [4, 4, 1, 1], [REGISTERS, SUMS, FEW, FEW])  # fmt: skip
 
 
 def options() -> dict[str, int]:
     """Registers of a program. A multiprocessor runs one program at a time."""
-    return dict(num_warps=4, REGISTERS=200, SUMS=72, FEW=40, maxnreg=128)
+    return dict(num_warps=4, REGISTERS=200, SUMS=88, FEW=24, maxnreg=128)

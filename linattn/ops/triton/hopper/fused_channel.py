@@ -200,8 +200,8 @@ def gradients(part: gl.constexpr, bars, sources, tiles, weights, at, phase, zero
     mbarrier.arrive(bars.sum_full.index(0), count=1)
     x = decays_up_to(decay, zero)
     root = roots(weights, at, part, K, TOKENS)
-    hold(decay, dq * exp2(x) * (scale / root)[None, :])
-    hold(k, dk * exp2(-x) * root[None, :])
+    hold(decay, dq * (exp2(x) * (scale / root)[None, :]))
+    hold(k, dk * (exp2(-x) * root[None, :]))
     fence_async_shared()
     tma.store(sources.dq, [chunk * C, part * M], decay)
     tma.store(sources.dk, [chunk * C, part * M], k)
@@ -257,8 +257,8 @@ def scale_pair(tiles, weights, at, zero, scale, K: gl.constexpr):
     for block in range(K // BLOCK):
         x = decays_up_to(decay.index(block), zero)
         root = roots(weights, at, block, K, TOKENS)
-        hold(q.index(block), held(q.index(block)) * exp2(x) * (scale / root)[None, :])
-        hold(k.index(block), held(k.index(block)) * exp2(-x) * root[None, :])
+        hold(q.index(block), held(q.index(block)) * (exp2(x) * (scale / root)[None, :]))
+        hold(k.index(block), held(k.index(block)) * (exp2(-x) * root[None, :]))
 
 
 @gluon.jit

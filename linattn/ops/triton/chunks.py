@@ -11,7 +11,7 @@ from torch import Tensor
 from linattn.ops.inputs import Flat
 from linattn.ops.triton import fitting, launch
 from linattn.ops.triton.arguments import Arguments, in_rows, side_by_side
-from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, PLAIN
+from linattn.ops.triton.plan import DELTA, ERASE, PLAIN
 from linattn.ops.triton.run import Run
 
 WIDEST = 256  # largest key size of a kernel call; larger ones are split unless the rule erases
@@ -210,15 +210,12 @@ def gradients_from(
         turned.forward(before, o=dq)
         return dq, dk, dv, None, None, None, None, None, dinitial
     x_read = run.empty(*run.own, run.size_v) if rule == ERASE else None
-    fuses = run.fuses(ddecay)
-    if fuses and run.family.decay != CHANNEL:
+    if run.fuses(ddecay):
         dq, dk, *others = run.fused(do, ends, (values, states, dv), dinitial, ddecay, dk)
         return dq, dk, dv, *others, dinitial
     dstates = run.empty(run.plan.chunks, *run.state)
-    if not fuses:
-        run.backward(do, ends, dv, x_read, dstates, dinitial)
-    kept = values, dv if rule == DELTA else x_read, states, dstates
-    dq, dk, *others = run.gradients(do, kept, ddecay, dk, (ends, dv, dinitial) if fuses else None)
+    run.backward(do, ends, dv, x_read, dstates, dinitial)
+    dq, dk, *others = run.gradients(do, (values, dv if rule == DELTA else x_read, states, dstates), ddecay, dk)
     return dq, dk, dv, *others, dinitial
 
 

@@ -204,12 +204,17 @@ class Run(Call):
         )  # fmt: skip
 
     def gradients(
-        self, do: Tensor, kept: tuple[Tensor | None, ...], ddecay: bool, dk: Tensor | None = None, scan: tuple[Tensor | None, ...] | None = None
-    ) -> Gradients:  # fmt: skip
+        self,
+        do: Tensor,
+        kept: tuple[Tensor | None, ...],
+        ddecay: bool,
+        dk: Tensor | None = None,
+        scan: tuple[Tensor | None, ...] | None = None,
+    ) -> Gradients:
         """Compute the gradients; ``kept`` are the scans' results: values and states with their cotangents.
 
-        ``scan`` are the cotangents after the segments and memory for the gradients of v and of the initial state, if the cotangent of the
-        state is scanned here too.
+        With ``scan``, the cotangents after the segments and memory for the gradients of v and of the initial state, the cotangents of the
+        states are not known yet: the kernel that scans them takes the place of the first one, and ``kept`` has memory for them.
 
         The kernels for Hopper treat a head with many values as several heads that share all but the values, and their results are summed.
         """
@@ -257,6 +262,9 @@ class Run(Call):
     ) -> Gradients:  # fmt: skip
         """Scan the state's cotangent and compute the gradients; ``kept`` are values, states, and the gradient of the values."""
         values, states, dv = kept
+        if self.family.decay == CHANNEL:
+            dstates = self.empty(self.plan.chunks, *self.state)
+            return self.gradients(do, (None, None, states, dstates), ddecay, dk, (ends, dv, dinitial))
         to = self._allocate(self.heads, ddecay, values, dk)
         kernel, options = choice.fused()
         self.recorder.launch(
@@ -280,8 +288,8 @@ class Run(Call):
         self.recorder.launch(
             kernel, (self.plan.segments, self.heads, 1),
             (
-                self.q, self.k, self.v, do, self.decay, self.cu, self.p, self.q_faded, self.k_faded, self.fade, states, ends,
-                dv, to.q, to.k, to.decay, dstates, settled, dinitial,
+                self.q, self.k, self.v, do, self.decay, self.cu, self.p, self.fade, states, ends, dv, to.q, to.k,
+                to.decay, dstates, settled, dinitial,
             ),
             (*strides(self.q, self.k, self.v, do, self.decay), *self.numbers, self.plan.length),
             K=self.size_k, V=self.size_v, PACKED=self.constants["PACKED"], START=ends is not None, **options,

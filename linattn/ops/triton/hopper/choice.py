@@ -63,7 +63,7 @@ def fused() -> Chosen:
 
 
 def fused_channel() -> Chosen:
-    """The same with a decay per channel, of chunks that settle."""
+    """The same with a decay per channel, for chunks that settle."""
     from linattn.ops.triton.hopper import fused_channel as module
 
     return module.fused_channel, module.options()

@@ -11,11 +11,11 @@ A row of h scales a channel. e and 1 / e are within √LEAST of 1. The logarithm
 gradient is the sum of E = Q̂ ∘ dQ̂ - K̂ ∘ dK̂ from t on, and over values that of the state after the chunk, h (h S + K̂ᵀV), times dS. A
 token's pair with itself cancels in E.
 
-A chunk with Λ < LEAST in some channel is not ``settled``: prepared queries and keys, Q scale e h and K h / e, take the place of Q̂ and K̂,
+A chunk with Λ < LEAST in some channel is not ``settled``: queries decayed from its start and keys to its end are Q̂ and K̂,
 
     dVᵀ = dSᵀK̂ᵀ + dOᵀP     dS'ᵀ = Λ dSᵀ + dOᵀQ̂
 
-and its dS is written for levels_plain.py, which computes its gradients. The scan has the same products in both.
+and its dS is written for levels_plain.py, which computes its gradients. The scan has the same products in both; P is prepared.
 
 Each of two warpgroups scans half of the values and then computes the gradients of half of the channels: 64 registers a thread for the
 cotangent, three tiles [C, C] of 32 at most. A third scales the next chunk's queries and keys and sums the gradient of the decay; two
@@ -48,7 +48,7 @@ from linattn.ops.triton.hopper.fused_parts import (
     over_values,
 )
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, reinterpret, warpgroup_mma, warpgroup_mma_wait
-from linattn.ops.triton.hopper.operands import BLOCK, C, exp2, held, hold, in_blocks, in_rows, pick, split
+from linattn.ops.triton.hopper.operands import BLOCK, NATURAL_RESET, C, exp2, held, hold, in_blocks, in_rows, pick, pinned, split
 from linattn.ops.triton.tiles import LOG2E
 
 LEAST = gl.constexpr(2.0**-120)  # decay of a chunk down to which it settles: a normal number, so that √LEAST scales both sides
@@ -74,8 +74,6 @@ class Sources(NamedTuple):
 
     q: Any
     k: Any
-    q_faded: Any
-    k_faded: Any
     decay: Any
     do: Any
     v: Any
@@ -107,11 +105,14 @@ def roots(weights, at, block, K: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def decays_up_to(decay, zero):
-    """Decays [C, BLOCK] from the start of the chunk up to each token; ``zero`` is 0, unknown to the compiler: see prepare_channel.py."""
+def orders(UP: gl.constexpr, decay, zero):
+    """Decays [C, BLOCK] in binary orders from the start of the chunk up to each token, or after it; ``zero`` is 0, unknown to the compiler:
+    see prepare_channel.py.
+    """
     token = gl.arange(0, C, gl.SliceLayout(1, SQUARE))[:, None] + zero
+    other = gl.arange(0, C, TOKENS)[None, :]
     x = gl.zeros([C, BLOCK], gl.float32, SQUARE)
-    x = warpgroup_mma(pick(gl.arange(0, C, TOKENS)[None, :] <= token), decay, x, use_acc=False, is_async=True)
+    x = warpgroup_mma(pick(other <= token if UP else other > token), decay, x, use_acc=False, is_async=True)
     return warpgroup_mma_wait(0, deps=[x]) * LOG2E
 
 
@@ -135,14 +136,12 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, ends, here, scale, K
         settled = settles(weights, at)
         s = s * gl.where(settled, weights.fade.index(at).load(by_channel), 1.0)[None, :]
         rounded = s.to(gl.bfloat16)
+        mbarrier.wait(bars.used.index(0), phase ^ 1)
+        tiles.ds.index(zero + part).permute((1, 0)).store(rounded)
         dv = warpgroup_mma(gl.convert_layout(rounded, LEFT_OF_C), k.permute((1, 0)), nothing, use_acc=False, is_async=True)
         mbarrier.wait(bars.value_full.index(0), phase)
         if part:
             g = over_values(tiles.do, tiles.v, zero, nothing)
-        mbarrier.wait(bars.used.index(0), phase ^ 1)
-        tiles.ds.index(zero + part).permute((1, 0)).store(rounded)
-        do = tiles.do.index(zero + part).permute((1, 0)).load(SQUARE)
-        s = s * gl.where(settled, 1.0, weights.fade.index(at).load(by_channel))[None, :]
         if part:
             dv, g = warpgroup_mma_wait(0, deps=[dv, g])
             tiles.g.index(zero).store(gl.where(token >= other, g, 0.0).to(gl.bfloat16))
@@ -150,6 +149,8 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, ends, here, scale, K
             dv = warpgroup_mma_wait(0, deps=[dv])
         fence_async_shared()
         mbarrier.arrive(bars.paired.index(0), count=1)
+        do = tiles.do.index(zero + part).permute((1, 0)).load(SQUARE)
+        s = pinned(s * gl.where(settled, 1.0, weights.fade.index(at).load(by_channel))[None, :])
         s = warpgroup_mma(gl.convert_layout(do, LEFT_OF_K), q, s, is_async=True)
         dv = warpgroup_mma(gl.convert_layout(do, LEFT_OF_C), tiles.p.index(zero), dv, is_async=True)
         s, dv = warpgroup_mma_wait(0, deps=[s, dv])
@@ -186,19 +187,18 @@ def gradients(part: gl.constexpr, bars, sources, tiles, weights, at, phase, zero
     dk = over_states(tiles.v, tiles.ds, zero, part, nothing)
     dq, dk = warpgroup_mma_wait(0, deps=[dq, dk])
     give_back(bars.value_empty.index(0))
-    dq = dq * roots(weights, at, part, K, TOKENS)[None, :]
+    dq = pinned(dq * roots(weights, at, part, K, TOKENS)[None, :])
     dq = warpgroup_mma(g, k, dq, is_async=True)
-    inner = warpgroup_mma(g.permute((1, 0)), q, nothing, use_acc=False, is_async=True)
-    dq, inner = warpgroup_mma_wait(0, deps=[dq, inner])
+    dk = warpgroup_mma(g.permute((1, 0)), q, dk, is_async=True)
+    dq, dk = warpgroup_mma_wait(0, deps=[dq, dk])
     mbarrier.arrive(bars.used.index(0), count=1)
-    dk = dk + inner
     across = held(q) * dq - held(k) * dk
     tma.store_wait(0)  # the cotangents of the values
     mbarrier.wait(bars.used.index(0), phase)  # the other half has read q and k, and so have the sums
     split(across, tiles.dv.index(zero + part), q)
     fence_async_shared()
     mbarrier.arrive(bars.sum_full.index(0), count=1)
-    x = decays_up_to(decay, zero)
+    x = orders(True, decay, zero)
     root = roots(weights, at, part, K, TOKENS)
     hold(decay, dq * (exp2(x) * (scale / root)[None, :]))
     hold(k, dk * (exp2(-x) * root[None, :]))
@@ -222,8 +222,7 @@ def scale_and_sum(bars, tiles, weights, results, ddecay, here, scale, K: gl.cons
             mbarrier.arrive(bars.used.index(0), count=1)
         if n < here.count:
             mbarrier.wait(bars.pair_full.index(n % 2), n // 2 & 1)
-            if settles(weights, n % 2):
-                scale_pair(tiles, weights, n % 2, n >> 30, scale, K)
+            scale_pair(tiles, weights, n, scale, K)
             fence_async_shared()
             mbarrier.arrive(bars.decay_full.index(n % 2), count=1)
         if n > 0:
@@ -239,7 +238,7 @@ def passing(tiles, weights, results, at, K: gl.constexpr):
     """Sum over the values the state after the chunk times its cotangent, by channel."""
     channels: gl.constexpr = gl.SliceLayout(1, SQUARE)
     states, dstates, k = in_rows(tiles.s, BLOCK, M), in_rows(tiles.ds, BLOCK, M), in_blocks(tiles.k.index(at), C, K)
-    for block in range(K // BLOCK):
+    for block in gl.static_range(K // BLOCK):
         root = roots(weights, at, block, K, channels)[:, None]
         both = gl.zeros([BLOCK], gl.float32, channels)
         for part in range(2):
@@ -251,14 +250,24 @@ def passing(tiles, weights, results, at, K: gl.constexpr):
 
 
 @gluon.jit
-def scale_pair(tiles, weights, at, zero, scale, K: gl.constexpr):
-    """Scale queries and keys in place: Q̂ and K̂."""
-    q, k, decay = in_blocks(tiles.q.index(at), C, K), in_blocks(tiles.k.index(at), C, K), in_blocks(tiles.decay.index(at), C, K)
+def scale_pair(tiles, weights, n, scale, K: gl.constexpr):
+    """Scale queries and keys of the ``n``-th chunk in place: Q̂ and K̂."""
+    at = n % 2
+    qs, ks, decays = in_blocks(tiles.q.index(at), C, K), in_blocks(tiles.k.index(at), C, K), in_blocks(tiles.decay.index(at), C, K)
+    settled = settles(weights, at)
+    if not settled:  # products with -inf would be NaN
+        for block in range(K // BLOCK):
+            hold(decays.index(block), gl.maximum(held(decays.index(block)), NATURAL_RESET))
+        fence_async_shared()
     for block in range(K // BLOCK):
-        x = decays_up_to(decay.index(block), zero)
-        root = roots(weights, at, block, K, TOKENS)
-        hold(q.index(block), held(q.index(block)) * (exp2(x) * (scale / root)[None, :]))
-        hold(k.index(block), held(k.index(block)) * (exp2(-x) * root[None, :]))
+        q, k, decay = qs.index(block), ks.index(block), decays.index(block)
+        zero = (n + block) >> 30  # in each step, so that left operands do not stay in registers
+        up = exp2(orders(True, decay, zero))
+        root = gl.where(settled, roots(weights, at, block, K, TOKENS), 1.0)
+        hold(q, held(q) * (up * (scale / root)[None, :]))
+        down = exp2(orders(False, decay, zero))
+        root = gl.where(settled, roots(weights, at, block, K, TOKENS), 1.0)
+        hold(k, held(k) * (down * (1.0 / root)[None, :]))
 
 
 @gluon.jit
@@ -296,12 +305,8 @@ def load_pairs(bars, sources, tiles, weights, fade, marks, here, K: gl.constexpr
         mbarrier.arrive(full, count=1)
         mbarrier.expect(full, 6 * C * K)
         tma.load(sources.decay, [row, 0], full, tiles.decay.index(stage))
-        if settled:
-            tma.load(sources.q, [row, 0], full, tiles.q.index(stage))
-            tma.load(sources.k, [row, 0], full, tiles.k.index(stage))
-        else:
-            tma.load(sources.q_faded, [row * here.heads, 0], full, tiles.q.index(stage))
-            tma.load(sources.k_faded, [row * here.heads, 0], full, tiles.k.index(stage))
+        tma.load(sources.q, [row, 0], full, tiles.q.index(stage))
+        tma.load(sources.k, [row, 0], full, tiles.k.index(stage))
 
 
 @gluon.jit
@@ -325,7 +330,7 @@ def load_values(bars, sources, tiles, here, K: gl.constexpr):
     "sequences", "tokens", "heads", "group", "length",
 ])  # fmt: skip
 def fused_channel(
-    q, k, v, do, decay, cu, p, q_faded, k_faded, fade, states, ends, dv, dq, dk, ddecay, dstates, settled, dinitial,
+    q, k, v, do, decay, cu, p, fade, states, ends, dv, dq, dk, ddecay, dstates, settled, dinitial,
     q_token, q_head, k_token, k_head, v_token, v_head, do_token, do_head, decay_token, decay_head,
     sequences, tokens, heads, group, scale, length,
     K: gl.constexpr, V: gl.constexpr, PACKED: gl.constexpr, START: gl.constexpr,
@@ -343,17 +348,14 @@ def fused_channel(
         at = time * heads + head
         shared = head // group
         here = Segment(time, rows, count, head, heads)
-        chunk_rows = count * heads * C
         sources = Sources(
             described(q + time * q_token + shared * q_head, rows, q_token, K, C, K),
             described(k + time * k_token + shared * k_head, rows, k_token, K, C, K),
-            described(q_faded + place * C * K, chunk_rows, K, K, C, K),
-            described(k_faded + place * C * K, chunk_rows, K, K, C, K),
             described(decay + time * decay_token + head * decay_head, rows, decay_token, K, C, K),
             described(do + time * do_token + head * do_head, rows, do_token, V, C, M),
             described(v + time * v_token + head * v_head, rows, v_token, V, C, M),
             described(states + place * K * V, count * heads * K, V, V, K, M),
-            described(p + place * C * C, chunk_rows, C, C, C, C),
+            described(p + place * C * C, count * heads * C, C, C, C, C),
             described(dstates + place * K * V, count * heads * K, V, V, K, M),
             described(dv + at * V, rows, heads * V, V, C, M),
             described(dq + at * K, rows, heads * K, K, C, M),

@@ -288,11 +288,12 @@ class Run(Call):
         self.recorder.launch(
             kernel, (self.plan.segments, self.heads, 1),
             (
-                self.q, self.k, self.v, do, self.decay, self.cu, self.p, self.fade, states, ends, dv, to.q, to.k,
+                self.q, self.k, self.v, do, self.decay, self.cu, self.p, self.fade, states, dinitial if ends is None else ends,
+                dv, to.q, to.k,
                 to.decay, dstates, settled, dinitial,
             ),
-            (*strides(self.q, self.k, self.v, do, self.decay), *self.numbers, self.plan.length),
-            K=self.size_k, V=self.size_v, PACKED=self.constants["PACKED"], START=ends is not None, **options,
+            (*strides(self.q, self.k, self.v, do, self.decay), *self.numbers, self.plan.length, 0 if ends is None else self.size_k),
+            K=self.size_k, V=self.size_v, PACKED=self.constants["PACKED"], **options,
         )  # fmt: skip
 
     def _portable_gradients(self, tensors: Tensors, numbers: tuple[int | float, ...], heads: int, constants: dict[str, object]) -> None:

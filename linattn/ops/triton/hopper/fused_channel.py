@@ -119,9 +119,11 @@ def orders(UP: gl.constexpr, decay, zero):
 @gluon.jit
 def half(part: gl.constexpr, bars, sources, tiles, weights, ends, here, scale, K: gl.constexpr):
     """Scan the cotangent of half of the values, and compute the gradients of half of the channels of chunks that settle."""
-    start, end, finishes, V = ends
+    start, given, end, finishes, V = ends
     by_channel: gl.constexpr = gl.SliceLayout(0, ALONG_K)
-    nothing, token, other, s, channels, columns = begin(part, start, V, K)
+    nothing, token, other, s, channels, columns = begin(part, None, V, K)
+    # Not zeros in a variant of the kernel, whose products ptxas serialises.
+    s = gl.load(start + channels[None, :] * V + columns[:, None], mask=(channels < given)[None, :], other=0.0)
 
     for i in range(here.count):
         chunk = here.count - 1 - i
@@ -134,7 +136,7 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, ends, here, scale, K
         mbarrier.wait(bars.pair_full.index(at), i // 2 & 1)
         mbarrier.wait(bars.decay_full.index(at), i // 2 & 1)
         settled = settles(weights, at)
-        s = s * gl.where(settled, weights.fade.index(at).load(by_channel), 1.0)[None, :]
+        s = pinned(s * gl.where(settled, weights.fade.index(at).load(by_channel), 1.0)[None, :])
         rounded = s.to(gl.bfloat16)
         mbarrier.wait(bars.used.index(0), phase ^ 1)
         tiles.ds.index(zero + part).permute((1, 0)).store(rounded)
@@ -151,8 +153,8 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, ends, here, scale, K
         mbarrier.arrive(bars.paired.index(0), count=1)
         do = tiles.do.index(zero + part).permute((1, 0)).load(SQUARE)
         s = pinned(s * gl.where(settled, 1.0, weights.fade.index(at).load(by_channel))[None, :])
-        s = warpgroup_mma(gl.convert_layout(do, LEFT_OF_K), q, s, is_async=True)
         dv = warpgroup_mma(gl.convert_layout(do, LEFT_OF_C), tiles.p.index(zero), dv, is_async=True)
+        s = warpgroup_mma(gl.convert_layout(do, LEFT_OF_K), q, s, is_async=True)
         s, dv = warpgroup_mma_wait(0, deps=[s, dv])
         s = s * gl.where(settled, weights.fade.index(at).load(by_channel), 1.0)[None, :]
         tma.store_wait(0)
@@ -327,16 +329,19 @@ def load_values(bars, sources, tiles, here, K: gl.constexpr):
 
 @gluon.jit(do_not_specialize=[
     "q_token", "q_head", "k_token", "k_head", "v_token", "v_head", "do_token", "do_head", "decay_token", "decay_head",
-    "sequences", "tokens", "heads", "group", "length",
+    "sequences", "tokens", "heads", "group", "length", "given",
 ])  # fmt: skip
 def fused_channel(
     q, k, v, do, decay, cu, p, fade, states, ends, dv, dq, dk, ddecay, dstates, settled, dinitial,
     q_token, q_head, k_token, k_head, v_token, v_head, do_token, do_head, decay_token, decay_head,
-    sequences, tokens, heads, group, scale, length,
-    K: gl.constexpr, V: gl.constexpr, PACKED: gl.constexpr, START: gl.constexpr,
+    sequences, tokens, heads, group, scale, length, given,
+    K: gl.constexpr, V: gl.constexpr, PACKED: gl.constexpr,
     REGISTERS: gl.constexpr, SUMS: gl.constexpr, FEW: gl.constexpr,
 ):  # fmt: skip
-    """``settled`` [chunks, H, K / 64] marks finished chunks; the cotangents after the others are written to ``dstates``."""
+    """``settled`` [chunks, H, K / 64] marks finished chunks; the cotangents after the others are written to ``dstates``.
+
+    ``ends`` has ``given`` channels, all or none.
+    """
     slot = gl.program_id(0)
     head = gl.program_id(1)
     n, first, last, index, begin_of, _ = locate(slot, cu, sequences, tokens, length, PACKED)
@@ -372,12 +377,11 @@ def fused_channel(
             None, barriers(1, 2), barriers(1, 3), barriers(1, 2), barriers(1, 1),
         )  # fmt: skip
         fence_async_shared()
-        start, end = None, None
-        if START:
-            start = ends + (slot.to(gl.int64) * heads + head) * K * V
+        start = ends + (slot.to(gl.int64) * heads + head) * K * V
+        end = None
         if dinitial is not None:
             end = dinitial + (n.to(gl.int64) * heads + head) * K * V
-        edges = (start, end, index == 0, V)
+        edges = (start, given, end, index == 0, V)
         marks = settled + place * (K // BLOCK)
         gl.warp_specialize([
             (half, (0, bars, sources, tiles, weights, edges, here, scale, K)),

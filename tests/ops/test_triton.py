@@ -59,7 +59,7 @@ def compiled(tmp_path: Path, kind: str, rank: str, *words: str) -> list[dict]:
         wanted |= {"fused_channel", "gradients"} if rank == "BTHK" else {"fused"}
     elif (kind, rank) != ("plain", "none") or "wide" in words:  # whose gradients are the scans themselves
         wanted.add("gradients")
-    if rank == "BTHK" and not {"gluon", "wide", "parts"} & set(words):  # the portable gradients' strong decays
+    if rank == "BTHK" and not {"gluon", "wide", "parts", "busy"} & set(words):  # the portable gradients' strong decays
         wanted.add("unsettled")
     assert {k["name"] for k in kernels} - {"shared"} == wanted
     for kernel in kernels:

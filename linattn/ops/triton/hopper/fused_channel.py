@@ -122,7 +122,7 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, ends, here, scale, K
     start, given, end, finishes, V = ends
     by_channel: gl.constexpr = gl.SliceLayout(0, ALONG_K)
     nothing, token, other, s, channels, columns = begin(part, None, V, K)
-    # Not zeros in a variant of the kernel, whose products ptxas serialises.
+    # A mask in place of ``begin``'s variant with zeros, in which ptxas serialises all products for want of registers.
     s = gl.load(start + channels[None, :] * V + columns[:, None], mask=(channels < given)[None, :], other=0.0)
 
     for i in range(here.count):
@@ -144,7 +144,6 @@ def half(part: gl.constexpr, bars, sources, tiles, weights, ends, here, scale, K
         mbarrier.wait(bars.value_full.index(0), phase)
         if part:
             g = over_values(tiles.do, tiles.v, zero, nothing)
-        if part:
             dv, g = warpgroup_mma_wait(0, deps=[dv, g])
             tiles.g.index(zero).store(gl.where(token >= other, g, 0.0).to(gl.bfloat16))
         else:

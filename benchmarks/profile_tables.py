@@ -29,7 +29,8 @@ def _table(body: dict, steps: list[dict], titles: tuple[str, str], kinds: dict) 
     lines.append((kinds["bounds"], *(f"{bound:.{digits}f} ({bound / step['ms']:.0%})" for bound, step in zip(bounds, steps, strict=True))))
     tokens = [step.get("tokens", step["rows"]) for step in steps]
     speeds = [
-        f"{count / step['ms'] * 1e3:,.0f} ({count / bound * 1e3:,.0f})" for count, step, bound in zip(tokens, steps, bounds, strict=True)
+        f"{count / step['ms']:.{digits // 2}f} ({count / bound:.{digits // 2}f})"
+        for count, step, bound in zip(tokens, steps, bounds, strict=True)
     ]
     return markdown((titles[0], *columns), [*lines, (kinds["tokens"], *speeds)])
 

@@ -25,7 +25,7 @@ def _decays(d, BEFORE: tl.constexpr, BITS: tl.constexpr):
 
 @triton.jit
 def _products(left, right, valid, K: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
-    """Products [C, C] of two rows of pointers to vectors of float32, loaded again in parts: whole ones would be spilled."""
+    """Products [C, C] of two rows of pointers to vectors, in three terms of tf32, loaded again in parts: whole ones would be spilled."""
     a = tl.zeros([C, C], tl.float32)
     for block in range(0, K, 32):
         channels = block + tl.arange(0, 32)
@@ -134,7 +134,7 @@ def forward(
             else:
                 qb = tl.load(q + time[:, None] * q_token + channels[None, :], mask=reads, other=0.0).to(kind)
             if (RULE == PLAIN) and (DECAY < CHANNEL) and (not BEFORE):
-                if kind == tl.float32:
+                if PRECISION == "tf32x3":
                     a = _products(q + time[:, None] * q_token, k + time[:, None] * k_token, valid, K, C, PRECISION) * scale
                 else:
                     a = tl.dot(qb, tl.trans(kb), input_precision=PRECISION) * scale
@@ -264,7 +264,7 @@ def backward(
             else:
                 kb = tl.load(k + time[:, None] * k_token + channels[None, :], mask=reads, other=0.0).to(kind)
             if (RULE == PLAIN) and (DECAY < CHANNEL) and (not BEFORE):
-                if kind == tl.float32:
+                if PRECISION == "tf32x3":
                     a = _products(k + time[:, None] * k_token, q + time[:, None] * q_token, valid, K, C, PRECISION) * scale
                 else:
                     a = tl.dot(kb, tl.trans(qb), input_precision=PRECISION) * scale

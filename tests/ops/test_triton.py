@@ -56,10 +56,10 @@ def compiled(tmp_path: Path, kind: str, rank: str, *words: str) -> list[dict]:
         | ({"prepare"} if kind != "plain" or rank == "BTHK" else set())
     )
     if "busy" in words:
-        wanted.add("fused")
+        wanted |= {"fused_channel", "gradients"} if rank == "BTHK" else {"fused"}
     elif (kind, rank) != ("plain", "none") or "wide" in words:  # whose gradients are the scans themselves
         wanted.add("gradients")
-    if rank == "BTHK" and not {"gluon", "wide", "parts"} & set(words):  # the portable gradients' strong decays
+    if rank == "BTHK" and not {"gluon", "wide", "parts", "busy"} & set(words):  # the portable gradients' strong decays
         wanted.add("unsettled")
     assert {k["name"] for k in kernels} - {"shared"} == wanted
     for kernel in kernels:
@@ -96,7 +96,7 @@ def test_hoppers_own_kernels_take_wide_values_in_parts(kind, rank, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "rank"), [("plain", "BTH"), ("beta", "BTH"), ("beta", "none")])
+@pytest.mark.parametrize(("kind", "rank"), [("plain", "BTH"), ("plain", "BTHK"), ("beta", "BTH"), ("beta", "none")])
 def test_the_kernels_for_a_busy_hopper_compile(kind, rank, tmp_path):
     compiled(tmp_path, kind, rank, "bfloat16", "busy")
 

@@ -178,12 +178,22 @@ def test_explain_says_what_is_off(kind, size, gluon, said, monkeypatch, capsys):
         ("beta", "BTH", 64, 64, None),  # no such kernel exists
         ("beta", "BTHK", 128, 64, None),
         ("plain", "none", 128, 64, None),
+        ("plain", "BTHK", 128, 64, "its 64 programs would leave 68 of 132 multiprocessors idle"),
+        ("plain", "BTHK", 128, 128, None),
+        ("bonus", "BTHK", 128, 64, None),
     ],
 )
 def test_explain_says_why_the_backward_pass_is_several_kernels(kind, rank, size, heads, said, monkeypatch):
-    call = make(kind, rank, B=1, T=64, H=heads, K=size, V=size).to(torch.bfloat16)
+    call = make(kind, rank, B=1, T=64, H=heads, K=size, V=size).to(torch.bfloat16, torch.bfloat16)
     monkeypatch.setattr(choice, "multiprocessors", lambda device: 132)
     assert off_backwards(call) == ([] if said is None else [f"one kernel for the backward pass: off, because {said}"])
+
+
+def test_explain_says_that_one_kernel_takes_decays_per_channel_in_bfloat16_only(monkeypatch):
+    call = make("plain", "BTHK", B=1, T=64, H=128, K=128, V=128).to(torch.bfloat16)
+    monkeypatch.setattr(choice, "multiprocessors", lambda device: 132)
+    (line,) = off_backwards(call)
+    assert line == "one kernel for the backward pass: off, because decays per channel do not suit it: they take bfloat16 only"
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from tests.targets.machine import Kernel, Machine, facts
 TARGET, WANTED = "sm_90", "linattn.ops.triton.hopper."
 SIZES = {(128, 128): 4, (64, 64): 2, (64, 128): 1, (128, 64): 1, (128, 256): 1}  # of keys and values: patterns of options
 PATTERNS = ((0, 0, 0, 0, 0), (0, 1, 0, 1, 0), (0, 0, 1, 1, 0), (1, 0, 0, 0, 1))  # with their complements, every pair of options
-FUSED = (("plain", "BTH"), ("beta", "none"), ("beta", "BTH"))  # with one kernel for the backward pass on a busy card
+FUSED = (("plain", "BTH"), ("plain", "BTHK"), ("beta", "none"), ("beta", "BTH"))  # with one kernel for the backward pass on a busy card
 FIELDS = ("ir", "ptx", "registers", "shared", "spills", "failure", "options")
 
 

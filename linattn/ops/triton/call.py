@@ -71,7 +71,7 @@ class Call:
     @property
     def fusible(self) -> bool:
         """True if there is a kernel that scans the state's cotangent and computes the gradients, so that no cotangents are stored."""
-        plain = self.fast and self.family.rule == PLAIN and self.family.decay == HEAD and not self.family.before
+        plain = self.fast and self.family.rule == PLAIN and self.family.decay != NONE and not self.family.before
         return (plain or self.rowwise) and self.size_k == self.size_v == hopper.WIDEST
 
     def fuses(self, ddecay: bool) -> bool:
@@ -82,6 +82,8 @@ class Call:
         """Reason why two kernels run in place of that one, or None."""
         if self.rowwise and ddecay and self.decay is not None and self.decay.stride(1) == 0:
             return "the gradient of a constant decay, a sum over tokens with cancellation, would be inaccurate"
+        if self.family.decay == CHANNEL and (reason := hopper.unsuited((self.size_k, self.size_v), self.decay)) is not None:
+            return f"decays per channel do not suit it: {reason}"
         return choice.idle(self.v.device, self.plan.segments * self.heads)
 
     def unkept(self) -> str | None:

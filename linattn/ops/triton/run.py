@@ -203,8 +203,18 @@ class Run(Call):
             num_warps=8 if bk > 64 else 4, num_stages=table.chain(erases, self.card).stages,
         )  # fmt: skip
 
-    def gradients(self, do: Tensor, kept: tuple[Tensor | None, ...], ddecay: bool, dk: Tensor | None = None) -> Gradients:
+    def gradients(
+        self,
+        do: Tensor,
+        kept: tuple[Tensor | None, ...],
+        ddecay: bool,
+        dk: Tensor | None = None,
+        scan: tuple[Tensor | None, ...] | None = None,
+    ) -> Gradients:
         """Compute the gradients; ``kept`` are the scans' results: values and states with their cotangents.
+
+        With ``scan``, the cotangents after the segments and memory for the gradients of v and of the initial state, the cotangents of the
+        states are not known yet: the kernel that scans them takes the place of the first one, and ``kept`` has memory for them.
 
         The kernels for Hopper treat a head with many values as several heads that share all but the values, and their results are summed.
         """
@@ -237,7 +247,10 @@ class Run(Call):
         grid = (self.plan.chunks, heads, -(-self.size_k // 64) if by_channel else 1)
         given = (*tensors, self.empty(*grid, dtype=torch.int32) if by_channel else None)  # marks of finished blocks of channels
         constants["SPLIT"] = split
-        self.recorder.launch(kernel, (programs, 1, 1), given, numbers, **options, **constants)
+        if scan is None:
+            self.recorder.launch(kernel, (programs, 1, 1), given, numbers, **options, **constants)
+        else:
+            self._fused_channel(do, kept, to, scan, given[-1])
         if by_channel:
             kernel, options, programs = choice.unsettled(self.family, self.v.device)
             grid = (min(programs, chunks * grid[2]), 1, 1)
@@ -249,6 +262,9 @@ class Run(Call):
     ) -> Gradients:  # fmt: skip
         """Scan the state's cotangent and compute the gradients; ``kept`` are values, states, and the gradient of the values."""
         values, states, dv = kept
+        if self.family.decay == CHANNEL:
+            dstates = self.empty(self.plan.chunks, *self.state)
+            return self.gradients(do, (None, None, states, dstates), ddecay, dk, (ends, dv, dinitial))
         to = self._allocate(self.heads, ddecay, values, dk)
         kernel, options = choice.fused()
         self.recorder.launch(
@@ -262,6 +278,23 @@ class Run(Call):
             IN_ROWS=self.aligned, **options,
         )  # fmt: skip
         return self._summed(to, 1)
+
+    def _fused_channel(
+        self, do: Tensor, kept: tuple[Tensor | None, ...], to: Gradients, scan: tuple[Tensor | None, ...], settled: Tensor | None
+    ) -> None:  # fmt: skip
+        """Scan the state's cotangent with a decay per channel and compute the gradients of the chunks that it marks as ``settled``."""
+        (ends, dv, dinitial), (states, dstates) = scan, kept[2:]
+        kernel, options = choice.fused_channel()
+        self.recorder.launch(
+            kernel, (self.plan.segments, self.heads, 1),
+            (
+                self.q, self.k, self.v, do, self.decay, self.cu, self.p, self.fade, states, dinitial if ends is None else ends,
+                dv, to.q, to.k,
+                to.decay, dstates, settled, dinitial,
+            ),
+            (*strides(self.q, self.k, self.v, do, self.decay), *self.numbers, self.plan.length, 0 if ends is None else self.size_k),
+            K=self.size_k, V=self.size_v, PACKED=self.constants["PACKED"], **options,
+        )  # fmt: skip
 
     def _portable_gradients(self, tensors: Tensors, numbers: tuple[int | float, ...], heads: int, constants: dict[str, object]) -> None:
         """Launch the kernels for all devices; with a decay per channel the second kernel computes the blocks that the first one leaves."""

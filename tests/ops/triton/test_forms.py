@@ -140,7 +140,7 @@ def test_131072_tokens_in_one_sequence(kind, rank, dtype):
     check(call, dtype, limit=1e-4 if dtype == torch.float32 else None)
 
 
-FUSED = [("plain", "BTH"), ("beta", "none"), ("beta", "BTH")]
+FUSED = [("plain", "BTH"), ("plain", "BTHK"), ("beta", "none"), ("beta", "BTH")]
 LENGTHS = [  # whole chunks and not, in segments and not
     dict(B=2, T=192),
     dict(B=2, T=333, initial=False),
@@ -155,7 +155,20 @@ LENGTHS = [  # whole chunks and not, in segments and not
 @pytest.mark.parametrize("shape", LENGTHS, ids=str)
 @pytest.mark.parametrize(("kind", "rank"), FUSED)
 def test_one_kernel_that_scans_the_cotangent_and_computes_the_gradients(kind, rank, shape, monkeypatch):
-    """As with enough heads to keep all multiprocessors busy."""
+    check_fused(make(kind, rank, H=4, K=128, V=128, **shape), monkeypatch)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="a kernel of Hopper's own")
+@pytest.mark.parametrize("shape", LENGTHS, ids=str)
+@pytest.mark.parametrize("strength", [2.0, 8.0])  # half of the chunks exceed the range of one product, or all
+def test_one_kernel_that_leaves_strong_decays_to_another(strength, shape, monkeypatch):
+    call = make("plain", "BTHK", H=4, K=128, V=128, strength=(0.8 * strength, 1.2 * strength), **shape)
+    odd = torch.arange(call.tensors["decay"].shape[1]) // 64 % 2 == 1
+    check_fused(call.with_(decay=torch.where(odd[None, :, None, None], 0.5, 1.0) * call.tensors["decay"]), monkeypatch)
+
+
+def check_fused(call, monkeypatch):
+    """Check a call as with enough heads to keep all multiprocessors busy: one kernel runs the backward pass within segments."""
     from linattn.ops.triton import launch
     from linattn.ops.triton.hopper import choice
     from linattn.ops.triton.run import Run
@@ -165,8 +178,9 @@ def test_one_kernel_that_scans_the_cotangent_and_computes_the_gradients(kind, ra
     monkeypatch.setattr(choice, "multiprocessors", lambda device: 1)
     monkeypatch.setattr(Run, "fused", lambda *given: ran.append(given) or fused(*given))
     launch._programs.clear()
+    by_channel = "decay" in call.tensors and call.tensors["decay"].ndim == 4  # in bfloat16 only
     try:
-        check_tame(make(kind, rank, H=4, K=128, V=128, **shape), torch.bfloat16)
+        check_tame(call, torch.bfloat16, decay=torch.bfloat16 if by_channel else None)
     finally:
         launch._programs.clear()
     assert ran

@@ -62,6 +62,13 @@ def fused() -> Chosen:
     return module.fused, module.options()
 
 
+def fused_channel() -> Chosen:
+    """The same with a decay per channel, for chunks that settle."""
+    from linattn.ops.triton.hopper import fused_channel as module
+
+    return module.fused_channel, module.options()
+
+
 def idle(device: torch.device, programs: int) -> str | None:
     """Reason why ``programs``, one per multiprocessor, leave too many of them idle for :func:`fused`, or None."""
     many = multiprocessors(device)

@@ -65,28 +65,44 @@ def test_what_a_backward_pass_needs_on_a_hopper_beside_its_results(kind, rank, m
     """
     program, saved, names, q = backward_on_a_hopper(kind, rank, monkeypatch)
     assert program.bytes <= most * q.nbytes
-    assert ("prepare" in names) == (rank == "BTHK")
+    assert ("prepare" in names) == (rank == "BTHK" and kind != "plain")
     kept = [None if t is None else t.nbytes for t in saved[2:]]
-    bounds = 4 * 64 * 2 if rank == "BTH" else None  # numbers of 64 chunks and two heads
-    assert kept == ([q.nbytes, bounds] if kind == "beta" and rank != "BTHK" else [None, None])
+    decays = 4 * 64 * 2  # bytes: a number for each of 64 chunks of two heads
+    wanted = {
+        ("beta", "BTH"): [q.nbytes, decays, None, None],
+        ("beta", "none"): [q.nbytes, None, None, None],
+        ("plain", "BTHK"): [q.nbytes // 2, 128 * decays, q.nbytes, q.nbytes],
+    }
+    assert kept == wanted.get((kind, rank), [None] * 4)
+
+
+def test_decayed_queries_are_kept_only_for_ends_of_segments(monkeypatch):
+    _, saved, names, q = backward_on_a_hopper("plain", "BTHK", monkeypatch, heads=132, tokens=128)
+    assert saved[4].nbytes == q.nbytes and saved[5] is None and "prepare" not in names
 
 
 @pytest.mark.parametrize("unkept", ["unaligned", "idle", "recorded"])
 def test_a_backward_pass_prepares_again_what_was_not_kept(unkept, monkeypatch):
     tokens, processors = 4000 if unkept == "unaligned" else 4096, 1000 if unkept == "idle" else 1
     _, saved, names, _ = backward_on_a_hopper("beta", "BTH", monkeypatch, tokens, processors, reuse=unkept != "recorded")
-    assert saved[2:] == (None, None) and "prepare" in names
+    assert saved[2:] == (None,) * 4 and "prepare" in names
 
 
-def backward_on_a_hopper(kind, rank, monkeypatch, tokens=4096, processors=1, reuse=True):
+def test_what_was_kept_is_prepared_again_where_another_kernel_reads_decayed_queries(monkeypatch):
+    """Without the decay's gradient two kernels take the place of the fused one."""
+    _, saved, names, _ = backward_on_a_hopper("plain", "BTHK", monkeypatch, heads=132, tokens=128, ddecay=False)
+    assert saved[5] is None and names.count("prepare") == 1
+
+
+def backward_on_a_hopper(kind, rank, monkeypatch, tokens=4096, processors=1, reuse=True, heads=2, ddecay=True):
     """Its program, the tensors saved for backward, the names of its kernels, and the queries."""
     monkeypatch.setitem(hopper._gluon_refusals, torch.device("cpu"), None)
     monkeypatch.setattr(choice, "multiprocessors", lambda device: processors)
-    call = cases.make(kind, rank, B=1, T=tokens, H=2, K=128, V=128, initial=False).to(torch.bfloat16, torch.bfloat16)
+    call = cases.make(kind, rank, B=1, T=tokens, H=heads, K=128, V=128, initial=False).to(torch.bfloat16, torch.bfloat16)
     t = call.tensors
     given = (t["q"], t["k"], t["v"], t.get("decay"), t.get("beta"), t.get("read"), t.get("write"), None, None, None)
     with Machine(CARDS["sm_90"], wanted="no module")():
         saved = chunks._forward(Recorder(t["v"], given), *given, 1.0, False, True, reuse)[2:]
         recorder = Recorder(t["v"], (*given, t["v"], *saved))
-        results = chunks._backward(recorder, *given, t["v"], None, *saved, 1.0, "decay" in t)
+        results = chunks._backward(recorder, *given, t["v"], None, *saved, 1.0, ddecay and "decay" in t)
     return Program(recorder, results), saved, [kernel.fn.__name__ for kernel, *_ in recorder.launches], t["q"]

@@ -204,12 +204,13 @@ def test_explain_says_that_one_kernel_takes_decays_per_channel_in_bfloat16_only(
         ("beta", "BTH", 100, None, True),
         ("beta", "BTH", None, (64, 64), True),
         ("plain", "BTH", 100, None, False),  # prepares nothing
+        ("plain", "BTHK", 100, None, False),
     ],
 )
 def test_explain_says_why_chunks_are_prepared_twice(kind, rank, tokens, lengths, off, monkeypatch):
     shape = dict(lengths=lengths) if lengths else dict(B=1, T=tokens)
     monkeypatch.setattr(choice, "multiprocessors", lambda device: 1)
-    lines = off_backwards(make(kind, rank, H=1, K=128, V=128, **shape).to(torch.bfloat16))
+    lines = off_backwards(make(kind, rank, H=1, K=128, V=128, **shape).to(torch.bfloat16, torch.bfloat16 if rank == "BTHK" else None))
     wanted = "chunks prepared once for both passes: off, because not every chunk has 64 tokens"
     assert len(lines) == off and all(line.startswith(wanted) for line in lines)
 

@@ -35,6 +35,7 @@ class Call:
         self.family = Family(rank, rule, bonus is not None, v.dtype == torch.bfloat16)
         self.sequences = self.batch if cu is None else cu.shape[0] - 1
         self.plan = plan(self.family, self.batch, self.tokens, self.heads, (self.size_k, self.size_v), self.sequences, cu is not None)
+        self.local = self.plan.split  # True if scans find the ends of segments first
         self.dtype = torch.bfloat16 if self.family.half else torch.float32  # dtype of the operands of products
         self.numbers = (self.sequences, self.tokens, self.heads, self.group, scale)
         self.constants = dict(
@@ -91,11 +92,19 @@ class Call:
 
         Without reuse it would alias the gradient of k; states do so now, so that a backward pass needs no more memory.
         """
-        if not self.fusible or not self.rowwise:
-            return "only the delta rule without decays per channel saves them, for K = V = 128"
-        if not self.aligned:
+        if not self.fusible or (self.family.decay == HEAD and not self.rowwise):
+            return "only the delta rule without decays per channel and the plain rule with them save them, for K = V = 128"
+        if self.rowwise and not self.aligned:
             return f"not every chunk has {self.plan.chunk} tokens, so that its states do not fit into the memory of its gradients"
         return self.separate(True)
+
+    @property
+    def prepared(self) -> tuple[Tensor | None, ...]:
+        """What a backward pass reads of the prepared chunks: products or rows, decays or bounds, decayed keys, and decayed queries.
+
+        Only the scan that finds the ends of segments reads those.
+        """
+        return self.p, self.fade, self.k_faded, self.q_faded if self.local else None
 
     @property
     def aligned(self) -> bool:

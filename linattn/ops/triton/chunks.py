@@ -50,15 +50,16 @@ def portable_forward(*arguments: Any, **options: bool) -> launch.Tensors:
 
     call, wide = Flat(*(*arguments[:9], None, *arguments[9:11], False)), arguments[11]
     out = portable.FORMS["chunk"](call.inputs())
-    return out.o if wide else out.o.to(call.v.dtype), out.state, None, None, None, None
+    return out.o if wide else out.o.to(call.v.dtype), out.state, *(None,) * 6
 
 
 @fitting.or_else(portable_forward, forward_name)
 def forward(*arguments: Any, reuse: bool = True) -> launch.Tensors:
     """Output [B, T, H, V] (float32 if ``wide``), final state, and what is saved for the backward pass, None where it does not need it.
 
-    These are the states and links between segments and, with ``reuse``, what was prepared of the chunks, with bounds: see
-    :meth:`linattn.ops.triton.call.Call.unkept`. The arguments are those of ``linattn::chunk_forward``.
+    These are the states and links between segments and, with ``reuse``, what was prepared of the chunks:
+    :attr:`linattn.ops.triton.call.Call.prepared`, unless :meth:`~linattn.ops.triton.call.Call.unkept` has a reason. The arguments are
+    those of ``linattn::chunk_forward``.
     """
     *tensors, scale, wide, keeps = arguments
     then = _likely_backward if keeps else None
@@ -100,11 +101,11 @@ def _forward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     return o, final, starts, links, *kept
 
 
-def prepare(run: Run, reuse: bool, spare: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
+def prepare(run: Run, reuse: bool, spare: Tensor | None = None) -> launch.Tensors:
     """Prepare the chunks; returns what the backward pass can ``reuse``, if it is kept. Otherwise it may alias ``spare``."""
     keeps = reuse and run.unkept() is None
     run.prepare(None if keeps else spare)
-    return (run.p, run.fade) if keeps else (None, None)
+    return run.prepared if keeps else (None,) * 4
 
 
 def _shapes(run: Run, wide: bool) -> tuple[tuple[tuple[int, ...] | None, torch.dtype], ...]:
@@ -125,7 +126,7 @@ def joining(run: Run, links: Tensor | None) -> dict[str, Tensor | None]:
 
 def portable_backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tensors:
     """Compute :func:`backward` in operations of torch."""
-    *tensors, scale, ddecay, _, _, _, _ = arguments
+    *tensors, scale, ddecay = arguments[:-6]
 
     def run(*given: Tensor | None) -> launch.Tensors:
         return portable_forward(*given, tensors[9], scale, do.dtype == torch.float32)[:2]
@@ -143,12 +144,12 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tenso
 
     The arguments are those of ``linattn::chunk_backward``.
     """
-    *tensors, scale, ddecay, starts, links, prepared, bounds = arguments
+    *tensors, scale, ddecay, starts, links = arguments[:-4]
     if fitting.refusal(forward_name(*tensors)):  # the forward pass has saved nothing then
         return portable_backward(do, dfinal, *arguments)
     given = Arguments(*tensors)
     dfinal = None if dfinal is None else dfinal.contiguous()
-    saved = (starts, links, *(t if t is not None and t.numel() else None for t in (prepared, bounds)))
+    saved = (starts, links, *(t if t is not None and t.numel() else None for t in arguments[-4:]))
     found = launch.run(_backward, given.v, (*laid_out(*tensors), in_rows(side_by_side(do)), dfinal, *saved), scale, ddecay)
     return finished(given, found)
 
@@ -162,12 +163,12 @@ def finished(given: Arguments, found: launch.Tensors) -> launch.Tensors:
 
 
 def _backward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
-    *tensors, do, dfinal, starts, links, prepared, bounds, scale, ddecay = arguments
+    *tensors, do, dfinal, starts, links, prepared, bounds, keys, queries, scale, ddecay = arguments
     given = Arguments(*tensors)
     run = Run(recorder, given, scale)
     run.choose(do)
     dk = run.empty(*run.own, run.size_k) if run.in_place else None
-    run.prepare(dk, (prepared, bounds))
+    run.prepare(dk, (prepared, bounds, keys, queries), ddecay)
     ends = dfinal
     if run.plan.split:
         ends = run.empty(*starts.shape, dtype=torch.float32)
@@ -224,12 +225,12 @@ def outputs(*arguments: Any) -> launch.Tensors:
     *tensors, scale, wide, _ = arguments
     v = tensors[2]
     run = Run(launch.Recorder(v, ()), Arguments(*tensors), scale)
-    return *(None if shape is None else v.new_empty(shape, dtype=dtype) for shape, dtype in _shapes(run, wide)), None, None
+    return *(None if shape is None else v.new_empty(shape, dtype=dtype) for shape, dtype in _shapes(run, wide)), *(None,) * 4
 
 
 def gradients(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tensors:
     """Empty gradients, as :func:`backward` returns them, for fake results of operators."""
-    *tensors, _, ddecay, _, _, _, _ = arguments
+    *tensors, _, ddecay = arguments[:-6]
     x = Arguments(*tensors)
     sequences = x.v.shape[0] if x.cu is None else x.cu.shape[0] - 1
     dinitial = x.v.new_empty((sequences, x.v.shape[2], x.k.shape[3], x.v.shape[3]), dtype=torch.float32)

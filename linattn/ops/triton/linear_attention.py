@@ -68,7 +68,7 @@ def off_backwards(x: Inputs) -> list[str]:
         return []
     if (reason := run.separate(x.decay is not None and x.decay.requires_grad)) is not None:
         return [f"one kernel for the backward pass: off, because {reason}"]
-    if run.rowwise and (reason := run.unkept()) is not None:
+    if (run.rowwise or run.family.decay == CHANNEL) and (reason := run.unkept()) is not None:
         return [f"chunks prepared once for both passes: off, because {reason}"]
     return []
 

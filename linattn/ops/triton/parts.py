@@ -136,6 +136,7 @@ def _forward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     square = run.family.rule != PLAIN
     starts = run.empty(run.plan.segments, *run.state, dtype=torch.float32)
     links = run.empty(run.plan.segments, run.heads, run.size_k, *[run.size_k] * square, dtype=torch.float32)
+    run.local = True
     run.choose(o)
     kept = prepare(run, keeps, o)
     run.forward(starts, **joining(run, links), local=True, every=True)
@@ -152,7 +153,7 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tenso
 
     The arguments are those of :data:`linattn.ops.recurrence.PARTS`.
     """
-    *tensors, scale, ddecay, last, group, starts, links, passages, prepared, bounds = arguments
+    *tensors, scale, ddecay, last, group, starts, links, passages = arguments[:-4]
     given, rank = Arguments(*tensors), group.rank
     sizes = _sizes(given)
     count = sizes.states
@@ -174,18 +175,19 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tenso
             _fold(sizes, gathered[rank + 1 :], of_final, after[-sizes.state[0] :], passages)
 
     laid = (*laid_out(*tensors), in_rows(side_by_side(do)))
-    saved = (starts, links, prepared, bounds)
+    saved = (starts, links, *arguments[-4:])
     found = launch.run(_backward, given.v, (*laid, after, *saved, folded), scale, ddecay, pauses=(send, receive))
     *others, dinitial = finished(given, found)
     return *others, dinitial if rank == 0 or given.initial is None else torch.zeros_like(dinitial)
 
 
 def _backward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
-    *tensors, do, after, starts, links, prepared, bounds, folded, scale, ddecay = arguments
+    *tensors, do, after, starts, links, prepared, bounds, keys, queries, folded, scale, ddecay = arguments
     run = Run(recorder, Arguments(*tensors), scale)
+    run.local = True
     run.choose(do)
     dk = run.empty(*run.own, run.size_k) if run.in_place else None
-    run.prepare(dk, (prepared, bounds))
+    run.prepare(dk, (prepared, bounds, keys, queries), ddecay)
     ends = run.empty(*starts.shape, dtype=torch.float32)
     run.backward(do, ends, local=True, every=True)
     run.fold(ends, **joining(run, links), folded=folded, reverse=True)

@@ -27,17 +27,19 @@ MOST = 65535  # most programs along the second dimension of a grid
 class Run(Call):
     """The kernels of a call, each with its launch."""
 
-    def prepare(self, spare: Tensor | None = None, kept: tuple[Tensor | None, Tensor | None] = (None, None)) -> None:
+    def prepare(self, spare: Tensor | None = None, kept: Tensors = (None,) * 4, ddecay: bool | None = None) -> None:
         """Compute the parts of the chunks that do not depend on the state: see prepare.py.
 
         A chunk of ``spare`` [B, T, H, ...] is written after the last use of the chunk's parts, so that its memory may hold some of them.
-        ``kept`` is what an earlier call prepared, and its bounds, which the kernels for Hopper take instead.
+        ``kept`` is what an earlier call :attr:`prepared`, which the kernels for Hopper take instead. With ``ddecay``, which a backward
+        pass knows, decayed queries are left out if nothing there reads them.
         """
         if not self.family.prepared:
             return
-        if self.rowwise and kept[0] is not None:
-            self.p = self.b = kept[0]
-            self.fade = kept[1]
+        fused = ddecay is not None and self.fuses(ddecay)
+        if kept[0] is not None and (self.rowwise or fused):
+            self.p, self.fade, self.k_faded, self.q_faded = kept
+            self.b = self.p if self.rowwise else None
             return
         p, rule, by_channel = self.plan, self.family.rule, self.family.decay == CHANNEL
         square, wide = (p.chunks, self.heads, p.chunk, p.chunk), (p.chunks, self.heads, p.chunk, self.size_k)
@@ -53,7 +55,8 @@ class Run(Call):
         if rule == ERASE:
             self.p_write, self.t = self.empty(*square), self.empty(*square)
         if by_channel:
-            self.q_faded, self.k_faded = self.empty(*wide), self.empty(*wide)
+            self.q_faded = None if fused and not self.local else self.empty(*wide)
+            self.k_faded = self.empty(*wide)
             self.write_faded = self.empty(*wide) if rule == ERASE else None
             self.fade = self.empty(p.chunks, self.heads, self.size_k, dtype=torch.float32)
         elif self.fast and p.split and rule == DELTA and self.family.decay == HEAD:

@@ -188,8 +188,8 @@ def check_fused(call, monkeypatch):
 
 @pytest.mark.skipif(INTERPRETED, reason="kernels of Hopper's own")
 @pytest.mark.parametrize("shape", [LENGTHS[0], LENGTHS[4]], ids=str)
-@pytest.mark.parametrize("rank", ["none", "BTH"])
-def test_chunks_prepared_once_have_the_bits_of_chunks_prepared_twice(rank, shape, monkeypatch):
+@pytest.mark.parametrize(("kind", "rank"), [("beta", "none"), ("beta", "BTH"), ("plain", "BTHK")])
+def test_chunks_prepared_once_have_the_bits_of_chunks_prepared_twice(kind, rank, shape, monkeypatch):
     from linattn.ops.triton import launch
     from linattn.ops.triton.hopper import choice
     from linattn.ops.triton.run import Run
@@ -198,7 +198,7 @@ def test_chunks_prepared_once_have_the_bits_of_chunks_prepared_twice(rank, shape
     prepare = Run.prepare
     monkeypatch.setattr(choice, "multiprocessors", lambda device: 1)
     monkeypatch.setattr(Run, "prepare", lambda run, *given: prepare(run, *given) or run.p.is_meta or prepared.append(run.p))
-    call, found = here(make("beta", rank, H=4, K=128, V=128, **shape)).to(torch.bfloat16), []
+    call, found = here(make(kind, rank, H=4, K=128, V=128, **shape)).to(torch.bfloat16, torch.bfloat16 if rank == "BTHK" else None), []
     for reason in (None, "this test asks for both"):
         monkeypatch.setattr(Run, "unkept", lambda run, reason=reason: reason)
         launch._programs.clear()

@@ -97,9 +97,10 @@ def losses(outputs: tuple[Tensor, ...], part: slice, tokens: int, share: float) 
     return total + sum(share * (s * numbers(*s.shape, seed=21 + i).to(s)).sum() for i, s in enumerate(states))
 
 
-def leaves(given: dict[str, Tensor], part: slice, device: str, dtype: torch.dtype) -> dict[str, Tensor]:
+def leaves(given: dict[str, Tensor], part: slice, device: str, dtype: torch.dtype, *others: str) -> dict[str, Tensor]:
+    """Part of the tensors as leaves; queries, keys, values and ``others`` in ``dtype``, the rest in float32 at least."""
     cut = {name: (t if name in WHOLE else t[:, part]).detach().clone().to(device) for name, t in given.items()}
-    low = ("q", "k", "v", "read", "write")
+    low = ("q", "k", "v", "read", "write", *others)
     return {name: t.to(dtype if name in low else torch.promote_types(dtype, torch.float32)).requires_grad_() for name, t in cut.items()}
 
 
@@ -140,14 +141,20 @@ def test_a_kernel_that_does_not_fit_is_not_tried_again(device: str, monkeypatch:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="kernels of Hopper's own")
-@pytest.mark.parametrize("rule", ["delta", "gated delta"])
+@pytest.mark.parametrize("rule", ["delta", "gated delta", "channel"])
 def test_chunks_prepared_once_and_lent_memory_change_no_bits(rule: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found, reused, prepare = [], [], Run.prepare
+
+    def prepared(run: Run, spare: Tensor | None = None, kept: tuple[Tensor | None, ...] = (None,), ddecay: bool | None = None) -> None:
+        reused.append(kept[0])
+        prepare(run, spare, kept, ddecay)
+
     for name in "KV":
         monkeypatch.setattr(sys.modules[__name__], name, 128)
     monkeypatch.setattr(choice, "multiprocessors", lambda device: 1)
-    monkeypatch.setattr(Run, "prepare", lambda run, spare=None, kept=(None, None): reused.append(kept[0]) or prepare(run, spare, kept))
-    given = {"q": numbers(BATCH, 192, HEADS, K, seed=1), "v": numbers(BATCH, 192, HEADS, V, seed=3), **rules(192)[rule]}
+    monkeypatch.setattr(Run, "prepare", prepared)
+    given = {name: numbers(BATCH, 192, HEADS, 128, seed=seed) / 4 for seed, name in enumerate("qkv", 1)} | rules(192)[rule]
+    narrow = ["decay"] if rule == "channel" else []
     for reason, lent in [(None, True), ("this test asks for both", True), (None, False)]:
         monkeypatch.setattr(Run, "unkept", lambda run, reason=reason: reason)
         monkeypatch.setattr(Run, "in_place", lent)  # the memory of gradients
@@ -156,7 +163,7 @@ def test_chunks_prepared_once_and_lent_memory_change_no_bits(rule: str, device: 
         mail = Mail(2)
         try:
             for rank, part in [(0, slice(0, 64)), (1, slice(64, 192))] * 2:
-                own = leaves(given, part, device, torch.bfloat16)
+                own = leaves(given, part, device, torch.bfloat16, *narrow)
                 got = called(part_of_rows, own, group=mail.turn(rank, rank > 0, rank > 0), backend="triton")
                 losses(got, part, 192, 1.0).backward()
                 found.append([*got, *(t.grad for t in own.values())])

@@ -128,7 +128,8 @@ def prepare(call, at, K: gl.constexpr, BEFORE: gl.constexpr):
         a_qk = gl.where(i == t, own[:, None], a_qk)
     met.store((a_qk * call.scale).to(gl.bfloat16))
     write_out(call.p + tokens.place * C * C, met, C)
-    write_out(call.q_faded + tokens.place * C * K, q_tile, K)
+    if call.q_faded is not None:
+        write_out(call.q_faded + tokens.place * C * K, q_tile, K)
     write_out(call.k_faded + tokens.place * C * K, k_tile, K)
 
 

@@ -159,8 +159,8 @@ def test_one_kernel_that_scans_the_cotangent_and_computes_the_gradients(kind, ra
 
 
 @pytest.mark.skipif(INTERPRETED, reason="a kernel of Hopper's own")
-@pytest.mark.parametrize("shape", LENGTHS, ids=str)
-@pytest.mark.parametrize("strength", [2.0, 8.0])  # half of the chunks exceed the range of one product, or all
+@pytest.mark.parametrize("shape", [*LENGTHS, dict(lengths=(130, 3, 0, 200))], ids=str)
+@pytest.mark.parametrize("strength", [2.0, 8.0, 30.0])  # half of the chunks exceed the range of one product, or all
 def test_one_kernel_that_leaves_strong_decays_to_another(strength, shape, monkeypatch):
     call = make("plain", "BTHK", H=4, K=128, V=128, strength=(0.8 * strength, 1.2 * strength), **shape)
     odd = torch.arange(call.tensors["decay"].shape[1]) // 64 % 2 == 1

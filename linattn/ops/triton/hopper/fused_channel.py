@@ -1,17 +1,17 @@
 """Backward pass within segments for Hopper, in Gluon: plain rule, bfloat16 decays per channel, 128 keys and 128 values.
 
-As fused.py: one kernel scans the cotangent of the state and computes the gradients of each chunk that settles. With Λ the decay [K] of a
-chunk, h = √Λ, and e [C, K] the decay up to each token over h, scaled queries and keys have no decay between them. Let Λ ≥ LEAST:
+As fused.py: one kernel scans the cotangent of the state and computes the gradients of each chunk that settles. With Λ the decay [K] of its
+n tokens, h = √Λ, and e [C, K] the decay up to each token over h, scaled queries and keys have no decay between them. Let Λ ≥ 2^(LEAST n):
 
     Q̂ = scale e Q     K̂ = K / e     P = Q̂ K̂ᵀ, G = dO Vᵀ on and below the diagonal     dŜ = h dS
     dVᵀ = dŜᵀK̂ᵀ + dOᵀP                       dS'ᵀ = h (dŜᵀ + dOᵀQ̂)
     dQ = scale e (h (dO Sᵀ) + G K̂) = scale e dQ̂    dK = (V dŜᵀ + Gᵀ Q̂) / e = dK̂ / e
 
-A row of h scales a channel. e and 1 / e are within √LEAST of 1. The logarithmic decay at token t multiplies every weight across t, so its
+A row of h scales a channel. e and 1 / e are within 2^60 of 1. The logarithmic decay at token t multiplies every weight across t, so its
 gradient is the sum of E = Q̂ ∘ dQ̂ - K̂ ∘ dK̂ from t on, and over values that of the state after the chunk, h (h S + K̂ᵀV), times dS. A
 token's pair with itself cancels in E.
 
-A chunk with Λ < LEAST in some channel is not ``settled``: queries decayed from its start and keys to its end are Q̂ and K̂,
+A chunk with less in some channel is not ``settled``: queries decayed from its start and keys to its end are Q̂ and K̂,
 
     dVᵀ = dSᵀK̂ᵀ + dOᵀP     dS'ᵀ = Λ dSᵀ + dOᵀQ̂
 
@@ -51,7 +51,10 @@ from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, reinte
 from linattn.ops.triton.hopper.operands import BLOCK, NATURAL_RESET, C, exp2, held, hold, in_blocks, in_rows, pick, pinned, split
 from linattn.ops.triton.tiles import LOG2E
 
-LEAST = gl.constexpr(2.0**-120)  # decay of a chunk down to which it settles: a normal number, so that √LEAST scales both sides
+# Binary orders of a token's decay, on average, down to which a chunk settles: 2^-120 for 64 tokens is still a normal number, and its root
+# scales both sides. Fewer tokens may decay no faster: a pair of a token with itself cancels up to rounding in the decay's gradient, beside
+# which that of strong decays is nothing.
+LEAST = gl.constexpr(-1.875)
 
 
 class Tiles(NamedTuple):
@@ -297,7 +300,7 @@ def load_pairs(bars, sources, tiles, weights, fade, marks, here, K: gl.constexpr
         stage = i % 2
         place = chunk.to(gl.int64) * here.heads
         f = gl.load(fade + place * K + channel)
-        settled = gl.min(f, 0) >= LEAST
+        settled = gl.min(f, 0) >= gl.exp2(gl.minimum(here.rows - row, C) * LEAST)
         gl.store(marks + place * (K // BLOCK) + gl.arange(0, K // BLOCK, layout), settled.to(gl.int32))
         full = bars.pair_full.index(stage)
         mbarrier.wait(bars.pair_empty.index(stage), (i // 2 & 1) ^ 1)

@@ -92,6 +92,8 @@ class Call:
 
         Without reuse it would alias the gradient of k; states do so now, so that a backward pass needs no more memory.
         """
+        if not self.fast and self.family.rule == DELTA and self.family.decay != CHANNEL:
+            return None
         if not self.fusible or (self.family.decay == HEAD and not self.rowwise):
             return "only the delta rule without decays per channel and the plain rule with them save them, for K = V = 128"
         if self.rowwise and not self.aligned:
@@ -100,11 +102,11 @@ class Call:
 
     @property
     def prepared(self) -> tuple[Tensor | None, ...]:
-        """What a backward pass reads of the prepared chunks: products or rows, decays or bounds, decayed keys, and decayed queries.
+        """What a backward pass reads of the prepared chunks: p, b (None if both are in rows), decays or bounds, decayed keys and queries.
 
-        Only the scan that finds the ends of segments reads those.
+        Only the scan that finds the ends of segments reads decayed queries.
         """
-        return self.p, self.fade, self.k_faded, self.q_faded if self.local else None
+        return self.p, None if self.rowwise else self.b, self.fade, self.k_faded, self.q_faded if self.local else None
 
     @property
     def aligned(self) -> bool:

@@ -74,7 +74,7 @@ def _remembers(name: Callable[..., Any]) -> Callable[..., Any]:
 
 @_remembers(forward_name)
 def forward(*arguments: Any) -> launch.Tensors:
-    """Output [B, T, H, V] of this part, the state after all parts (None unless ``last``), and five tensors for the backward pass.
+    """Output [B, T, H, V] of this part, the state after all parts (None unless ``last``), and eight tensors for the backward pass.
 
     These are the states and links between segments, the links of the later parts, and what was prepared of the chunks, see
     :func:`linattn.ops.triton.chunks.forward`. The arguments are those of :data:`linattn.ops.recurrence.PARTS`.
@@ -153,7 +153,7 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tenso
 
     The arguments are those of :data:`linattn.ops.recurrence.PARTS`.
     """
-    *tensors, scale, ddecay, last, group, starts, links, passages = arguments[:-4]
+    *tensors, scale, ddecay, last, group, starts, links, passages = arguments[:-5]
     given, rank = Arguments(*tensors), group.rank
     sizes = _sizes(given)
     count = sizes.states
@@ -175,24 +175,25 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tenso
             _fold(sizes, gathered[rank + 1 :], of_final, after[-sizes.state[0] :], passages)
 
     laid = (*laid_out(*tensors), in_rows(side_by_side(do)))
-    saved = (starts, links, *arguments[-4:])
+    saved = (starts, links, *arguments[-5:])
     found = launch.run(_backward, given.v, (*laid, after, *saved, folded), scale, ddecay, pauses=(send, receive))
     *others, dinitial = finished(given, found)
     return *others, dinitial if rank == 0 or given.initial is None else torch.zeros_like(dinitial)
 
 
 def _backward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
-    *tensors, do, after, starts, links, prepared, bounds, keys, queries, folded, scale, ddecay = arguments
+    *tensors, do, after, starts, links = arguments[:-8]
+    *kept, folded, scale, ddecay = arguments[-8:]
     run = Run(recorder, Arguments(*tensors), scale)
     run.local = True
     run.choose(do)
     dk = run.empty(*run.own, run.size_k) if run.in_place else None
-    run.prepare(dk, (prepared, bounds, keys, queries), ddecay)
+    run.prepare(dk, kept, ddecay)
     ends = run.empty(*starts.shape, dtype=torch.float32)
     run.backward(do, ends, local=True, every=True)
     run.fold(ends, **joining(run, links), folded=folded, reverse=True)
     recorder.pause()
-    kept = kept_states(run, starts, ddecay, None if run.p is dk else dk)  # overlaps with the exchange of cotangents
+    states = kept_states(run, starts, ddecay, None if run.p is dk else dk)  # overlaps with the exchange of cotangents
     recorder.pause()
     run.chain(ends, **joining(run, links), first=after, reverse=True)
-    return gradients_from(run, do, starts, ends, kept, ddecay, dk)
+    return gradients_from(run, do, starts, ends, states, ddecay, dk)

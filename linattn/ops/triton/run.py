@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -27,19 +28,20 @@ MOST = 65535  # most programs along the second dimension of a grid
 class Run(Call):
     """The kernels of a call, each with its launch."""
 
-    def prepare(self, spare: Tensor | None = None, kept: Tensors = (None,) * 4, ddecay: bool | None = None) -> None:
+    def prepare(self, spare: Tensor | None = None, kept: Sequence[Tensor | None] = (None,) * 5, ddecay: bool | None = None) -> None:
         """Compute the parts of the chunks that do not depend on the state: see prepare.py.
 
         A chunk of ``spare`` [B, T, H, ...] is written after the last use of the chunk's parts, so that its memory may hold some of them.
-        ``kept`` is what an earlier call :attr:`prepared`, which the kernels for Hopper take instead. With ``ddecay``, which a backward
-        pass knows, decayed queries are left out if nothing there reads them.
+        ``kept`` is what an earlier call :attr:`prepared`, which is taken instead if this call has it in the same form. With ``ddecay``,
+        which a backward pass knows, decayed queries are left out if nothing there reads them.
         """
         if not self.family.prepared:
             return
         fused = ddecay is not None and self.fuses(ddecay)
-        if kept[0] is not None and (self.rowwise or fused):
-            self.p, self.fade, self.k_faded, self.q_faded = kept
-            self.b = self.p if self.rowwise else None
+        in_rows = kept[1] is None
+        if kept[0] is not None and (fused if self.family.decay == CHANNEL else in_rows == self.rowwise):
+            self.p, self.b, self.fade, self.k_faded, self.q_faded = kept
+            self.b = self.p if self.rowwise else self.b
             return
         p, rule, by_channel = self.plan, self.family.rule, self.family.decay == CHANNEL
         square, wide = (p.chunks, self.heads, p.chunk, p.chunk), (p.chunks, self.heads, p.chunk, self.size_k)

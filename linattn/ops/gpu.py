@@ -31,11 +31,6 @@ class Card(NamedTuple):
         """The capability as one number: 80 is an A100, 90 an H100, 120 an RTX 5090."""
         return 10 * self.capability[0] + self.capability[1]
 
-    @property
-    def tensor_memory(self) -> bool:
-        """True for cards whose matrix products use tensor memory: a B200, but not an RTX 5090."""
-        return self.capability[0] in (10, 11)
-
 
 INTERPRETER = Card((0, 0), 1 << 40, 1)  # limits of Triton's interpreter
 

@@ -25,7 +25,8 @@ from tests.targets.record import Record, merge
 ROOT = Path(__file__).parents[2]
 PLAIN = "norm-gated-bfloat16-64$"
 OTHERS = "(diagonal_scan-given-rows-bfloat16-4096|linears-gated-bfloat16-64|decode-beta-BTHK-bfloat16-64)$"
-# Triton 3.6 compiles neither the gradients of the first with eight warps for sm_100, nor one pass over the channels of the second.
+# Triton 3.6 did not compile the gradients of the first with eight warps for sm_100, nor a pass over the channels of the second whose
+# maximum over a sum in tensor memory met a second maximum without a loop's end between them.
 CHANNELS = "attention-plain-BTHK-bfloat16-(128|64)$"
 MIXED = "attention-erase-BTHK-mixed-128$"  # failed to compile in Triton 3.6: a loop with an unused sum
 FAMILIES = [Family(*fields) for fields in product(range(3), range(3), (False, True), (False, True))]

@@ -10,8 +10,8 @@ two kinds of keys:
 
 The gradients of queries and keys are mirror images: ``role`` computes either, one after the other, so that few tensors are live at
 once. The products of cotangents and values that weight the pairs are formed once for both; with a decay per channel, for each role
-again beside its products with the state, and both sides are scaled to the middle of the chunk: unsettled.py has the blocks of channels
-in which that exceeds the range of float32.
+again beside its products with the state, and both sides are scaled to anchors (anchors.py): unsettled.py has the blocks of channels in
+which that exceeds the range of float32.
 """
 
 from __future__ import annotations
@@ -21,9 +21,26 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from linattn.ops.triton.anchors import Halves, from_anchor, in_range, orders_of_halves
 from linattn.ops.triton.prepare import away_from_zero
-from linattn.ops.triton.roles import Chunk, Role, Shape, diagonal, earlier, of_tokens, pairs_of_values, role, summed
-from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, PLAIN, from_middle, locate, orders, whole, within_range
+from linattn.ops.triton.roles import (
+    KEY,
+    QUERY,
+    READ,
+    WRITE,
+    Chunk,
+    Role,
+    Shape,
+    computes,
+    diagonal,
+    earlier,
+    ends,
+    of_tokens,
+    pairs_of_values,
+    role,
+    summed,
+)
+from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, PLAIN, chunk_slots, first_left, locate, orders, whole
 
 
 @triton.constexpr_function
@@ -40,7 +57,7 @@ def units_of(slot, heads, head, column, K: tl.constexpr, BK: tl.constexpr, UNIT:
 
 
 @triton.jit
-def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides, heads, group, scale, shape: tl.constexpr):
+def of_block(slot, head, first_channel, first, last, steps, x, halves, tensors, strides, heads, group, scale, shape: tl.constexpr):
     """Store the gradients of a chunk in a block of channels; returns that of a decay per head [C], summed over the channels."""
     K: tl.constexpr = shape.K
     V: tl.constexpr = shape.V
@@ -54,7 +71,8 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
     PRECISION: tl.constexpr = shape.PRECISION
     kind: tl.constexpr = shape.kind
     DDECAY: tl.constexpr = shape.DDECAY
-    q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus = tensors
+    q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus = tensors[:20]
+    so_far = tensors[20]
     q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head = strides[:10]
     decay_token, decay_head, beta_token, beta_head, do_token, do_head = strides[10:]
     rows = tl.arange(0, C)
@@ -79,21 +97,19 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
         of_r = Role(de + head * V, row, read + head * read_head, read_token, K)
         of_w = Role(values + head * V, row, write + head * write_head, write_token, K)
     total = steps
-    half = tl.zeros([BK], tl.float32)
-    rest = half
     decay_at = decay
     if DECAY == HEAD:
         total = tl.cumsum(steps, 0)
         faded = tl.exp2(tl.sum(steps.to(tl.float32), 0) * (2.0**-BITS))
     if DECAY == CHANNEL:
         decay_at = decay + head * decay_head + time[:, None] * decay_token + channels[None, :]
-        before = tl.sum(tl.where(rows[:, None] < C // 2, steps, 0.0), 0)
-        after = tl.sum(tl.where(rows[:, None] < C // 2, 0.0, steps), 0)
-        half = tl.exp2(before)
-        rest = tl.exp2(after)
-        faded = tl.exp2(before + after)
+        faded = tl.exp2(halves.early + halves.late)
     sign: tl.constexpr = -1.0 if RULE == DELTA else 1.0
-    chunk = Chunk(rows, time, valid, channels, inside, steps, total, x, decay_at)
+    QUERIES: tl.constexpr = computes(QUERY, shape.ROLE)
+    READS: tl.constexpr = RULE != PLAIN and computes(READ, shape.ROLE)
+    KEYS: tl.constexpr = computes(KEY, shape.ROLE)
+    WRITES: tl.constexpr = RULE == ERASE and computes(WRITE, shape.ROLE)
+    chunk = Chunk(rows, time, valid, channels, inside, steps, total, x, halves, decay_at)
 
     qk = tl.zeros([C, C], kind)
     qw = qk
@@ -114,31 +130,33 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
             if first_channel == 0:
                 store_strength(strength, beta + head * beta_head, beta_token, dbeta + head, heads, time, valid)
 
-    dqb, outside, within, own, own_w = role(
-        of_q, of_k, of_w, (qk, qw), (scale, scale, scale), states, half, chunk, shape, True, RULE == ERASE, BEFORE, BEFORE, False
-    )  # fmt: skip
-    if DECAY != CHANNEL:
-        own = same
-        own_w = same_w
-    own *= scale
-    own_w *= scale
-    kb = of_tokens(keys, time, k_token, channels, inside).to(tl.float32)
-    if BEFORE:
-        u = tl.load(bonus + head * K + channels, mask=channels < K, other=0.0).to(tl.float32)[None, :]
-        qb = of_tokens(of_q.vector, time, q_token, channels, inside).to(tl.float32)
-        tl.store(dbonus + place * K + channels, tl.sum(own * qb * kb, 0), mask=channels < K)
-        dqb += own * u * kb
+    if DECAY == CHANNEL and DDECAY:
+        dd = tl.zeros([C, BK], tl.float32)
     else:
-        dqb += own * kb
-    if RULE == ERASE:
-        dqb += own_w * of_tokens(of_w.vector, time, write_token, channels, inside).to(tl.float32)
-    tl.store(dq + at, dqb.to(dq.dtype.element_ty), mask=inside)
-    if DDECAY:
-        dd = summed(outside + within, rows, True, not BEFORE, DECAY, kind)
+        dd = tl.zeros([C], tl.float32)
+    if QUERIES:
+        dqb, outside, within, own, own_w = role(
+            of_q, of_k, of_w, (qk, qw), (scale, scale, scale), states, chunk, shape, True, RULE == ERASE, BEFORE, BEFORE, False
+        )  # fmt: skip
+        if DECAY != CHANNEL:
+            own = same
+            own_w = same_w
+        kb = of_tokens(keys, time, k_token, channels, inside).to(tl.float32)
+        if BEFORE:
+            u = tl.load(bonus + head * K + channels, mask=channels < K, other=0.0).to(tl.float32)[None, :]
+            qb = of_tokens(of_q.vector, time, q_token, channels, inside).to(tl.float32)
+            tl.store(dbonus + place * K + channels, tl.sum(own * scale * qb * kb, 0), mask=channels < K)
+            kb *= u
+        dqb += own * scale * kb
+        if RULE == ERASE:
+            dqb += own_w * scale * of_tokens(of_w.vector, time, write_token, channels, inside).to(tl.float32)
+        tl.store(dq + at, dqb.to(dq.dtype.element_ty), mask=inside)
+        if DDECAY:
+            dd += summed(outside + within, rows, True, not BEFORE, DECAY, kind)
 
-    if RULE != PLAIN:
+    if READS:
         drb, outside, within, strength, _ = role(
-            of_r, of_k, of_w, (rk, rw), (sign, sign, sign), states, half, chunk, shape,
+            of_r, of_k, of_w, (rk, rw), (sign, sign, sign), states, chunk, shape,
             True, RULE == ERASE, RULE == ERASE, RULE == ERASE, RULE == ERASE,
         )  # fmt: skip
         if RULE == DELTA and DECAY == CHANNEL:
@@ -146,35 +164,43 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
                 store_strength(strength, beta + head * beta_head, beta_token, dbeta + head, heads, time, valid)
         if RULE == ERASE:
             tl.store(dread + at, drb.to(dread.dtype.element_ty), mask=inside)
+        elif not KEYS:
+            tl.store(dk + at, drb.to(dk.dtype.element_ty), mask=inside)
         if DDECAY:
             dd += summed(outside + within, rows, True, RULE != ERASE, DECAY, kind)
 
-    dkb, outside, within, _, _ = role(
-        of_k, of_q, of_r, (tl.trans(qk), tl.trans(rk)), (1.0, scale, sign), dstates, rest, chunk, shape,
-        False, RULE != PLAIN, False, BEFORE, RULE == ERASE,
-    )  # fmt: skip
-    qb = of_tokens(of_q.vector, time, q_token, channels, inside).to(tl.float32)
-    if BEFORE:
-        dkb += own * u * qb
-    else:
-        dkb += own * qb
-    if RULE == DELTA:
-        dkb += drb
-    tl.store(dk + at, dkb.to(dk.dtype.element_ty), mask=inside)
-    if DDECAY:
-        dd += summed(outside, rows, False, False, DECAY, kind) - summed(within, rows, True, True, DECAY, kind)
-
-    if RULE == ERASE:
-        dwb, outside, within, _, _ = role(
-            of_w, of_q, of_r, (tl.trans(qw), tl.trans(rw)), (1.0, scale, 1.0), dstates, rest, chunk, shape, False, True, False, False, True
-        )
+    if KEYS:
+        dkb, outside, within, own, _ = role(
+            of_k, of_q, of_r, (tl.trans(qk), tl.trans(rk)), (1.0, scale, sign), dstates, chunk, shape,
+            False, RULE != PLAIN, False, BEFORE, RULE == ERASE,
+        )  # fmt: skip
+        if DECAY != CHANNEL:
+            own = same
         qb = of_tokens(of_q.vector, time, q_token, channels, inside).to(tl.float32)
-        dwb += own_w * qb
+        if BEFORE:
+            qb *= tl.load(bonus + head * K + channels, mask=channels < K, other=0.0).to(tl.float32)[None, :]
+        dkb += own * scale * qb
+        if RULE == DELTA:
+            dkb += drb if READS else tl.load(dk + at, mask=inside, other=0.0)
+        tl.store(dk + at, dkb.to(dk.dtype.element_ty), mask=inside)
+        if DDECAY:
+            dd += summed(outside, rows, False, False, DECAY, kind) - summed(within, rows, True, True, DECAY, kind)
+
+    if WRITES:
+        dwb, outside, within, own_w, _ = role(
+            of_w, of_q, of_r, (tl.trans(qw), tl.trans(rw)), (1.0, scale, 1.0), dstates, chunk, shape, False, True, False, False, True
+        )
+        if DECAY != CHANNEL:
+            own_w = same_w
+        qb = of_tokens(of_q.vector, time, q_token, channels, inside).to(tl.float32)
+        dwb += own_w * scale * qb
         tl.store(dwrite + at, dwb.to(dwrite.dtype.element_ty), mask=inside)
         if DDECAY:
             dd += summed(outside, rows, False, False, DECAY, kind) - summed(within, rows, True, True, DECAY, kind)
 
-    if DDECAY:
+    if DDECAY and not QUERIES:
+        dd += tl.load(so_far + at, mask=inside, other=0.0)
+    if DDECAY and ends(shape.RULE, shape.ROLE):
         past = tl.zeros([BK], tl.float32)  # the part of the state that passes the whole chunk
         for block in range(0, V, BV):
             columns = block + tl.arange(0, BV)
@@ -186,8 +212,8 @@ def of_block(slot, head, first_channel, first, last, steps, x, tensors, strides,
             dd += faded * tl.sum(past, 0)
         else:
             tl.store(ddecay + at, (dd + (faded * past)[None, :]).to(ddecay.dtype.element_ty), mask=inside)
-    else:
-        dd = tl.zeros([C], tl.float32)
+    elif DDECAY:
+        tl.store(so_far + at, dd, mask=inside)
     return dd
 
 
@@ -202,62 +228,93 @@ def store_strength(product, beta, beta_token, dbeta, token, time, valid):
 def gradients(
     q, k, v, read, write, decay, beta, bonus, do, cu,
     values, de, states, dstates,
-    dq, dk, dread, dwrite, ddecay, dbeta, dbonus, done,
+    dq, dk, dread, dwrite, ddecay, dbeta, dbonus, so_far, done,
     q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head, decay_token, decay_head,
     beta_token, beta_head, do_token, do_head,
     sequences, tokens, heads, group, scale, chunks_before,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr, RULE: tl.constexpr,
     BEFORE: tl.constexpr, PACKED: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr,
-    DDECAY: tl.constexpr, UNIT: tl.constexpr, SPAN: tl.constexpr,
+    DDECAY: tl.constexpr, UNIT: tl.constexpr, SPAN: tl.constexpr, ANCHORS: tl.constexpr,
+    ROLE: tl.constexpr,
 ):  # fmt: skip
     """A program computes the blocks of channels of ``SPAN``, and stores their part of the gradient of a decay per head in ``ddecay``
     [B, T, H, spans].
 
-    With a decay per channel ``done`` [chunks, H, units of channels] marks the blocks computed here; unsettled.py computes the others.
+    With a decay per channel a launch for one anchor and one for two (``ANCHORS``) mark in ``done`` [chunks, H, units of channels] what they
+    compute; unsettled.py computes the others. All but the first have few programs, which look for what is left. ``ROLE`` is the role of
+    tokens that a launch computes, or ALL; from launch to launch ``so_far`` [B, T, H, K] sums the gradient of the decay.
     """
-    shape: tl.constexpr = shape_of(K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY)
-    tensors = (q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus)
+    shape: tl.constexpr = shape_of(K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY, ANCHORS, ROLE)
+    tensors = (
+        q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus, so_far,
+    )  # fmt: skip
     strides = (
         q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head,
         decay_token, decay_head, beta_token, beta_head, do_token, do_head,
     )  # fmt: skip
-    slot = tl.program_id(0) + chunks_before
-    head = tl.program_id(1)
-    column = tl.program_id(2)
-    _, first, last, _, _, _ = locate(slot, cu, sequences, tokens, C, PACKED)
-    if first >= last:
-        return
+    if ANCHORS == 2:
+        COLUMNS: tl.constexpr = (K + BK - 1) // BK
+        items = chunk_slots(sequences, tokens, C, PACKED) * heads * COLUMNS
+        # Numbers that do not depend on the item are formed again: kept, they would take registers.
+        for item in tl.range(first_left(done, items, K, BK, UNIT), items, tl.num_programs(0), num_stages=1, disable_licm=True):
+            place = item // COLUMNS
+            slot = place // heads
+            _, first, last, _, _, _ = locate(slot, cu, sequences, tokens, C, PACKED)
+            units, known = units_of(slot, heads, place % heads, item % COLUMNS, K, BK, UNIT)
+            if (first < last) & (tl.min(tl.load(done + units, mask=known, other=1), 0) == 0):
+                in_anchors(slot, place % heads, item % COLUMNS, first, last, tensors, strides, done, heads, group, scale, UNIT, shape)
+    else:
+        slot = tl.program_id(0) + chunks_before
+        head = tl.program_id(1)
+        column = tl.program_id(2)
+        _, first, last, _, _, _ = locate(slot, cu, sequences, tokens, C, PACKED)
+        if first >= last:
+            return
+        if DECAY == CHANNEL:
+            in_anchors(slot, head, column, first, last, tensors, strides, done, heads, group, scale, UNIT, shape)
+        else:
+            rows = tl.arange(0, C)
+            valid = rows < last - first
+            time = first.to(tl.int64) + rows
+            d = tl.zeros([C], tl.float32)
+            if DECAY == HEAD:
+                d = tl.load(decay + time * decay_token + head * decay_head, mask=valid, other=0.0).to(tl.float32)
+            steps = whole(d, BITS)
+            halves = Halves(d, d)
+            if DECAY == HEAD and DDECAY:
+                SPANS: tl.constexpr = (K + SPAN - 1) // SPAN
+                dd = tl.zeros([C], tl.float32)
+                for block in range(0, SPAN, BK):
+                    channel = column * SPAN + block
+                    dd += of_block(slot, head, channel, first, last, steps, steps, halves, tensors, strides, heads, group, scale, shape)
+                tl.store(ddecay + (time * heads + head) * SPANS + column, dd.to(ddecay.dtype.element_ty), mask=valid)
+            else:
+                of_block(slot, head, column * BK, first, last, steps, steps, halves, tensors, strides, heads, group, scale, shape)
+
+
+@triton.jit
+def in_anchors(slot, head, column, first, last, tensors, strides, done, heads, group, scale, UNIT: tl.constexpr, shape: tl.constexpr):
+    """Store the gradients of a chunk in a block of channels if its decays are in range of the anchors, and mark in ``done`` if so."""
+    K: tl.constexpr = shape.K
+    C: tl.constexpr = shape.C
+    BK: tl.constexpr = shape.BK
+    kind: tl.constexpr = shape.kind
+    ANCHORS: tl.constexpr = shape.ANCHORS
+    decay = tensors[5]
+    decay_token, decay_head = strides[10:12]
     rows = tl.arange(0, C)
-    valid = rows < last - first
     time = first.to(tl.int64) + rows
-    if DECAY == CHANNEL:
-        channels = column * BK + tl.arange(0, BK)
-        inside = valid[:, None] & (channels < K)[None, :]
-        steps = orders(of_tokens(decay + head * decay_head, time, decay_token, channels, inside))
-        x = from_middle(steps, rows, C // 2, kind)
-        far = tl.abs(x)
-        if BEFORE or RULE == ERASE:
-            far = tl.maximum(far, tl.abs(x - steps))
-        settled = tl.max(far) <= within_range(kind)
+    channels = column * BK + tl.arange(0, BK)
+    inside = (rows < last - first)[:, None] & (channels < K)[None, :]
+    steps = orders(of_tokens(decay + head * decay_head, time, decay_token, channels, inside))
+    halves = orders_of_halves(steps, rows)
+    settled = in_range(halves, ANCHORS, kind)
+    if ends(shape.RULE, shape.ROLE):
         units, known = units_of(slot, heads, head, column, K, BK, UNIT)
         tl.store(done + units, tl.zeros([BK // UNIT], tl.int32) + settled.to(tl.int32), mask=known)
-        if not settled:
-            return
-    else:
-        d = tl.zeros([C], tl.float32)
-        if DECAY == HEAD:
-            d = tl.load(decay + time * decay_token + head * decay_head, mask=valid, other=0.0).to(tl.float32)
-        steps = whole(d, BITS)
-        x = steps
-    if DECAY == HEAD and DDECAY:
-        SPANS: tl.constexpr = (K + SPAN - 1) // SPAN
-        dd = tl.zeros([C], tl.float32)
-        for block in range(0, SPAN, BK):
-            channel = column * SPAN + block
-            dd += of_block(slot, head, channel, first, last, steps, x, tensors, strides, heads, group, scale, shape)
-        tl.store(ddecay + (time * heads + head) * SPANS + column, dd.to(ddecay.dtype.element_ty), mask=valid)
-    else:
-        of_block(slot, head, column * BK, first, last, steps, x, tensors, strides, heads, group, scale, shape)
+    if settled:
+        x = from_anchor(steps, rows, ANCHORS, kind)
+        of_block(slot, head, column * BK, first, last, steps, x, halves, tensors, strides, heads, group, scale, shape)
 
 
 @triton.jit(do_not_specialize=["rows"])

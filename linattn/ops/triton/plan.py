@@ -13,6 +13,7 @@ from linattn.ops.triton import table
 WIDE = 128  # values of a state per program
 NONE, HEAD, CHANNEL = range(3)
 PLAIN, DELTA, ERASE = range(3)
+ALL, QUERY, READ, KEY, WRITE = range(-1, 4)  # roles of tokens in the gradients
 
 
 class Family(NamedTuple):

@@ -12,9 +12,12 @@ keys: with a decay per head the scans scale rows themselves, with one per channe
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
+from linattn.ops.triton.anchors import apart, from_anchor, in_range, orders_of_halves, to_edge, to_late_anchor
 from linattn.ops.triton.tiles import (
     CHANNEL,
     DELTA,
@@ -22,7 +25,9 @@ from linattn.ops.triton.tiles import (
     HEAD,
     NEAR,
     PLAIN,
+    chunk_slots,
     distant,
+    first_left,
     from_middle,
     inverse,
     locate,
@@ -30,8 +35,28 @@ from linattn.ops.triton.tiles import (
     sums,
     weight,
     whole,
-    within_range,
 )
+
+
+class Shape(NamedTuple):
+    """Constants."""
+
+    K: Any
+    C: Any
+    BK: Any
+    DECAY: Any
+    RULE: Any
+    BEFORE: Any
+    BITS: Any
+    PRECISION: Any
+    kind: Any
+    ANCHORS: Any
+    W: Any  # True if products with the state are stored
+
+
+@triton.constexpr_function
+def shape_of(*constants: Any) -> Shape:
+    return Shape(*constants)
 
 
 @triton.jit(do_not_specialize=["sequences", "tokens", "scale"])
@@ -42,28 +67,73 @@ def prepare(
     sequences, tokens, heads, group, scale,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, DECAY: tl.constexpr, RULE: tl.constexpr, BEFORE: tl.constexpr,
     PACKED: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr,
-    kind: tl.constexpr, SETTLED: tl.constexpr, LOOP: tl.constexpr,
+    kind: tl.constexpr, ANCHORS: tl.constexpr,
 ):  # fmt: skip
-    """With a decay per channel one launch (``SETTLED``) computes the chunks with decays within the range of one product and marks them in
-    ``done`` [chunks, H]; another computes the rest, as tiles.py says.
-
-    ``LOOP`` hides from the compiler how often the loop over blocks of channels runs. For a B200 Triton 3.6 does not compile a single pass:
-    the maximum of a sum in tensor memory must not meet the second maximum, over the tokens, without a loop's end between them.
+    """With a decay per channel a launch for one anchor and one for two (``ANCHORS``) compute the chunks with decays in their range and mark
+    them in ``done`` [chunks, H]; another (0) computes the rest, as tiles.py says. All but the first have few programs, which look for
+    what is left, since one for each chunk would take long to find nothing.
     """
-    slot = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    _, first, last, _, _, _ = locate(slot.to(tl.int32), cu, sequences, tokens, C, PACKED)
-    if first >= last:
-        return
+    tensors = ((q, k, read, write, decay, beta, bonus), (p, p_write, b, t_inverse, w), (q_faded, k_faded, write_faded, fade))
+    strides = (
+        q_token, q_head, k_token, k_head, read_token, read_head, write_token, write_head, decay_token, decay_head, beta_token, beta_head
+    )  # fmt: skip
+    shape: tl.constexpr = shape_of(K, C, BK, DECAY, RULE, BEFORE, BITS, PRECISION, kind, ANCHORS, w is not None)
+    if ANCHORS == 1:
+        slot = tl.program_id(0)
+        head = tl.program_id(1)
+        _, first, last, _, _, _ = locate(slot, cu, sequences, tokens, C, PACKED)
+        if first < last:
+            of_chunk(slot, head, first, last, tensors, strides, done, heads, group, scale, shape)
+    else:
+        items = chunk_slots(sequences, tokens, C, PACKED) * heads
+        # Numbers that do not depend on the item are formed again: kept, they would take registers.
+        for item in tl.range(first_left(done, items, 1, 1, 1), items, tl.num_programs(0), num_stages=1, disable_licm=True):
+            slot = item // heads
+            _, first, last, _, _, _ = locate(slot, cu, sequences, tokens, C, PACKED)
+            if (first < last) & (tl.load(done + item) == 0):
+                of_chunk(slot, item % heads, first, last, tensors, strides, done, heads, group, scale, shape)
+
+
+@triton.jit
+def of_chunk(slot, head, first, last, tensors, strides, done, heads, group, scale, shape: tl.constexpr):
+    """Store the parts of a chunk of a head, with decays per channel if they are in range of the anchors."""
+    place = slot.to(tl.int64) * heads + head
+    if shape.DECAY == CHANNEL and shape.ANCHORS > 0:
+        products, steps, settled = multiply(place, head, first, last, tensors, strides, group, scale, shape)
+        tl.store(done + place, settled.to(tl.int32))
+        if settled:
+            finish(place, head, first, last, products, steps, tensors, strides, group, scale, shape)
+    else:
+        products, steps, _ = multiply(place, head, first, last, tensors, strides, group, scale, shape)
+        finish(place, head, first, last, products, steps, tensors, strides, group, scale, shape)
+
+
+@triton.jit
+def multiply(place, head, first, last, tensors, strides, group, scale, shape: tl.constexpr):
+    """Masked products [C, C] of queries and keys, qk, rk, qw and rw; decays per head; True if decays are in range of the anchors.
+
+    With anchors also stores scaled queries and keys.
+    """
+    K: tl.constexpr = shape.K
+    C: tl.constexpr = shape.C
+    BK: tl.constexpr = shape.BK
+    DECAY: tl.constexpr = shape.DECAY
+    RULE: tl.constexpr = shape.RULE
+    BEFORE: tl.constexpr = shape.BEFORE
+    BITS: tl.constexpr = shape.BITS
+    PRECISION: tl.constexpr = shape.PRECISION
+    kind: tl.constexpr = shape.kind
+    ANCHORS: tl.constexpr = shape.ANCHORS
+    q, k, read, write, decay, _, bonus = tensors[0]
+    w = tensors[1][4]
+    q_faded, k_faded, write_faded, fade = tensors[2]
+    q_token, q_head, k_token, k_head, read_token, read_head, write_token, write_head = strides[:8]
+    decay_token, decay_head = strides[8:10]
     rows = tl.arange(0, C)
     valid = rows < last - first
     time = first.to(tl.int64) + rows
-    place = slot * heads + head
     shared = head // group
-    if DECAY == CHANNEL and not SETTLED:
-        if tl.load(done + place) > 0:
-            return
-
+    steps = rows
     if DECAY == HEAD:
         d = tl.load(decay + time * decay_token + head * decay_head, mask=valid, other=0.0).to(tl.float32)
         steps = whole(d, BITS)
@@ -78,9 +148,8 @@ def prepare(
     a_rw = tl.zeros([C, C], tl.float32)
     own = tl.zeros([C], tl.float32)  # product of a token's query and key
     own_w = tl.zeros([C], tl.float32)
-    far = tl.zeros([C], tl.float32)  # largest distance from the middle of the chunk, in binary orders
-    stop = K + tl.minimum(first, 0) if LOOP else K
-    for block in range(0, stop, BK):
+    settled = first < last  # True while all channels are within range of their anchors
+    for block in range(0, K, BK):
         channels = block + tl.arange(0, BK)
         inside = valid[:, None] & (channels < K)[None, :]
         qb = tl.load(q + time[:, None] * q_token + shared * q_head + channels[None, :], mask=inside, other=0.0)
@@ -91,41 +160,41 @@ def prepare(
         if DECAY == CHANNEL:
             d = tl.load(decay + time[:, None] * decay_token + head * decay_head + channels[None, :], mask=inside, other=0.0)
             a = orders(d)
-            if SETTLED:
-                x = from_middle(a, rows, C // 2, kind)
-                before = tl.sum(tl.where(rows[:, None] < C // 2, a, 0.0), 0)
-                after = tl.sum(tl.where(rows[:, None] < C // 2, 0.0, a), 0)
-                reads = tl.exp2(x)
-                writes = tl.exp2(-x)
-                reads_before = reads
-                far = tl.maximum(far, tl.max(tl.abs(x), 1))
-                if BEFORE or RULE == ERASE:
-                    reads_before = tl.exp2(x - a)
-                    far = tl.maximum(far, tl.max(tl.abs(x - a), 1))
-                to_start = tl.exp2(before)[None, :]
-                to_end = writes * tl.exp2(after)[None, :]
-                wide = place * (C * K) + rows[:, None] * K + channels[None, :]
-                fits = (channels < K)[None, :] & (rows >= 0)[:, None]
-                q_reads = qb * (reads_before if BEFORE else reads)
-                tl.store(q_faded + wide, (q_reads * (to_start * scale)).to(kind), mask=fits)
-                tl.store(k_faded + wide, (kb * to_end).to(kind), mask=fits)
-                tl.store(fade + place * K + channels, tl.exp2(before + after), mask=channels < K)
-                qe = q_reads.to(kind)
-                kt = tl.trans((kb * writes).to(kind))
-                a_qk = tl.dot(qe, kt, a_qk, input_precision=PRECISION)
-                if RULE == DELTA:
-                    k_reads = kb * reads
-                    tl.store(w + wide, (-k_reads * to_start).to(kind), mask=fits)
-                    a_rk = tl.dot(k_reads.to(kind), kt, a_rk, input_precision=PRECISION)
-                if RULE == ERASE:
-                    r_reads = rb * reads_before
-                    tl.store(w + wide, (r_reads * to_start).to(kind), mask=fits)
-                    tl.store(write_faded + wide, (wb * to_end).to(kind), mask=fits)
-                    wt = tl.trans((wb * writes).to(kind))
-                    re = r_reads.to(kind)
-                    a_rk = tl.dot(re, kt, a_rk, input_precision=PRECISION)
-                    a_qw = tl.dot(qe, wt, a_qw, input_precision=PRECISION)
-                    a_rw = tl.dot(re, wt, a_rw, input_precision=PRECISION)
+            if ANCHORS > 0:
+                halves = orders_of_halves(a, rows)
+                settled = settled & in_range(halves, ANCHORS, kind)
+                if settled:
+                    x = from_anchor(a, rows, ANCHORS, kind)
+                    reads = tl.exp2(x)
+                    writes = tl.exp2(-x)
+                    reads_before = reads
+                    if BEFORE or RULE == ERASE:
+                        reads_before = tl.exp2(x - a)
+                    wide = place * (C * K) + rows[:, None] * K + channels[None, :]
+                    fits = (channels < K)[None, :] & (rows >= 0)[:, None]
+                    q_reads = qb * (reads_before if BEFORE else reads)
+                    k_writes = kb * writes
+                    tl.store(q_faded + wide, (to_edge(q_reads, halves, rows, ANCHORS, True) * scale).to(kind), mask=fits)
+                    tl.store(k_faded + wide, to_edge(k_writes, halves, rows, ANCHORS, False).to(kind), mask=fits)
+                    tl.store(fade + place * K + channels, tl.exp2(halves.early + halves.late), mask=channels < K)
+                    qe = q_reads.to(kind)
+                    kt = tl.trans(k_writes.to(kind))
+                    if RULE == ERASE:
+                        r_reads = rb * reads_before
+                        w_writes = wb * writes
+                        tl.store(w + wide, to_edge(r_reads, halves, rows, ANCHORS, True).to(kind), mask=fits)
+                        tl.store(write_faded + wide, to_edge(w_writes, halves, rows, ANCHORS, False).to(kind), mask=fits)
+                        re = r_reads.to(kind)
+                        wt = tl.trans(w_writes.to(kind))
+                    a_qk = paired(a_qk, qe, kt, k_writes, halves, rows, ANCHORS, PRECISION, kind)
+                    if RULE == DELTA:
+                        k_reads = kb * reads
+                        tl.store(w + wide, to_edge(-k_reads, halves, rows, ANCHORS, True).to(kind), mask=fits)
+                        a_rk = paired(a_rk, k_reads.to(kind), kt, k_writes, halves, rows, ANCHORS, PRECISION, kind)
+                    if RULE == ERASE:
+                        a_rk = paired(a_rk, re, kt, k_writes, halves, rows, ANCHORS, PRECISION, kind)
+                        a_qw = paired(a_qw, qe, wt, w_writes, halves, rows, ANCHORS, PRECISION, kind)
+                        a_rw = paired(a_rw, re, wt, w_writes, halves, rows, ANCHORS, PRECISION, kind)
             else:
                 m = C // 2
                 while m >= NEAR:
@@ -182,17 +251,12 @@ def prepare(
         if BEFORE:
             u = tl.load(bonus + head * K + channels, mask=channels < K, other=0.0).to(tl.float32)
             own += tl.sum(qb.to(tl.float32) * kb.to(tl.float32) * u[None, :], 1)
-        elif DECAY == CHANNEL and not SETTLED:
+        elif DECAY == CHANNEL and ANCHORS == 0:
             own += tl.sum(qb.to(tl.float32) * kb.to(tl.float32), 1)
             if RULE == ERASE:
                 own_w += tl.sum(qb.to(tl.float32) * wb.to(tl.float32), 1)
 
-    if DECAY == CHANNEL and SETTLED:
-        settled = tl.max(far, 0) <= within_range(kind)
-        tl.store(done + place, settled.to(tl.int32))
-        if not settled:
-            return
-    if DECAY == CHANNEL and not SETTLED:
+    if DECAY == CHANNEL and ANCHORS == 0:
         a_qk += tl.where(diagonal, own[:, None], 0.0)
         a_qw += tl.where(diagonal, own_w[:, None], 0.0)
     else:
@@ -210,6 +274,32 @@ def prepare(
             a_qw = tl.where(later | diagonal, a_qw, 0.0)
         a_rk = tl.where(later, a_rk, 0.0)
         a_rw = tl.where(later, a_rw, 0.0)
+    return (a_qk, a_rk, a_qw, a_rw), steps, settled
+
+
+@triton.jit
+def finish(place, head, first, last, products, steps, tensors, strides, group, scale, shape: tl.constexpr):
+    """Store products and, of rules that erase, what is solved from them, and decayed operands unless stored before."""
+    K: tl.constexpr = shape.K
+    C: tl.constexpr = shape.C
+    BK: tl.constexpr = shape.BK
+    DECAY: tl.constexpr = shape.DECAY
+    RULE: tl.constexpr = shape.RULE
+    BEFORE: tl.constexpr = shape.BEFORE
+    BITS: tl.constexpr = shape.BITS
+    PRECISION: tl.constexpr = shape.PRECISION
+    kind: tl.constexpr = shape.kind
+    ANCHORS: tl.constexpr = shape.ANCHORS
+    q, k, read, write, decay, beta, _ = tensors[0]
+    p, p_write, b, t_inverse, w = tensors[1]
+    q_faded, k_faded, write_faded, fade = tensors[2]
+    q_token, q_head, k_token, k_head, read_token, read_head, write_token, write_head = strides[:8]
+    decay_token, decay_head, beta_token, beta_head = strides[8:]
+    a_qk, a_rk, a_qw, a_rw = products
+    rows = tl.arange(0, C)
+    valid = rows < last - first
+    time = first.to(tl.int64) + rows
+    shared = head // group
 
     square = place * (C * C) + rows[:, None] * C + rows[None, :]
     tl.store(p + square, (a_qk * scale).to(kind))
@@ -224,7 +314,7 @@ def prepare(
         tl.store(t_inverse + square, t.to(kind))
         tl.store(b + square, tl.dot(t, a_rk, input_precision=PRECISION).to(kind))
 
-    if DECAY == CHANNEL and SETTLED:
+    if DECAY == CHANNEL and ANCHORS > 0:
         if RULE != PLAIN:
             tl.debug_barrier()  # written values are read by other threads
             for block in range(0, K, BK):
@@ -235,7 +325,7 @@ def prepare(
                 seen = tl.dot(t.to(kind), seen, input_precision=PRECISION)
                 tl.debug_barrier()  # the memory is overwritten by other threads than have read it
                 tl.store(w + wide, seen.to(kind), mask=fits)
-    elif w is not None or DECAY == CHANNEL:
+    elif shape.W or DECAY == CHANNEL:
         for block in range(0, K, BK):
             channels = block + tl.arange(0, BK)
             inside = valid[:, None] & (channels < K)[None, :]
@@ -259,7 +349,7 @@ def prepare(
                     wb = tl.load(write + time[:, None] * write_token + head * write_head + channels[None, :], mask=inside, other=0.0)
                     tl.store(write_faded + wide, (wb * to_end).to(kind), mask=fits)
             elif DECAY == HEAD:
-                to_before = weight(total_steps - steps, BITS)[:, None]
+                to_before = weight(tl.cumsum(steps, 0) - steps, BITS)[:, None]
             if RULE == DELTA:
                 seen = (-kb * to_here).to(kind)
                 tl.store(w + wide, tl.dot(t.to(kind), seen, input_precision=PRECISION).to(kind), mask=fits)
@@ -267,6 +357,18 @@ def prepare(
                 rb = tl.load(read + time[:, None] * read_token + head * read_head + channels[None, :], mask=inside, other=0.0)
                 seen = (rb * to_before).to(kind) if DECAY > 0 else rb.to(kind)
                 tl.store(w + wide, tl.dot(t.to(kind), seen, input_precision=PRECISION).to(kind), mask=fits)
+
+
+@triton.jit
+def paired(a, reads, keys, writes, halves, rows, ANCHORS: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr):
+    """``a`` [C, C] and products of queries and keys scaled to their anchors; late queries meet early keys brought on to theirs."""
+    if ANCHORS == 2:
+        early_keys = tl.trans(to_late_anchor(writes, halves).to(kind))
+        same = tl.dot(reads, keys, input_precision=PRECISION)
+        a += tl.where(apart(rows), tl.dot(reads, early_keys, input_precision=PRECISION), same)
+    else:
+        a = tl.dot(reads, keys, a, input_precision=PRECISION)
+    return a
 
 
 @triton.jit

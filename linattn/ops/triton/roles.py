@@ -7,7 +7,14 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from linattn.ops.triton.tiles import CHANNEL, HEAD, orders, sums, weight
+from linattn.ops.triton.anchors import apart, to_edge, to_late_anchor
+from linattn.ops.triton.tiles import CHANNEL, ERASE, HEAD, orders, sums, weight
+
+ALL = tl.constexpr(-1)
+QUERY = tl.constexpr(0)
+READ = tl.constexpr(1)
+KEY = tl.constexpr(2)
+WRITE = tl.constexpr(3)
 
 
 class Shape(NamedTuple):
@@ -25,6 +32,8 @@ class Shape(NamedTuple):
     PRECISION: Any
     kind: Any
     DDECAY: Any
+    ANCHORS: Any  # with a decay per channel
+    ROLE: Any  # role that a launch computes, or ALL
 
 
 class Chunk(NamedTuple):
@@ -37,7 +46,8 @@ class Chunk(NamedTuple):
     inside: Any
     steps: Any  # decay of each token in binary orders
     total: Any  # their sums, with a decay per head
-    x: Any  # binary orders from the middle, with a decay per channel
+    x: Any  # binary orders from the anchor, with a decay per channel
+    halves: Any  # their orders
     decay_at: Any
 
 
@@ -49,6 +59,18 @@ class Role(NamedTuple):
     vector: Any
     vector_token: Any
     size: Any  # channels
+
+
+@triton.constexpr_function
+def computes(role: Any, launched: Any) -> bool:
+    """True if a launch, of one role or all, computes the gradients of vectors in a ``role``."""
+    return launched in (ALL, role)
+
+
+@triton.constexpr_function
+def ends(rule: Any, launched: Any) -> bool:
+    """True if a launch computes the last of the roles, and so the gradient of the decay and what is done."""
+    return launched in (ALL, WRITE if rule == ERASE else KEY)
 
 
 @triton.jit
@@ -66,7 +88,7 @@ def of_tokens(tensor, time, token, channels, inside):
 
 @triton.jit
 def factor(x, decay_at, inside, READS: tl.constexpr, BEFORE: tl.constexpr):
-    """Factor that scales a kind of query (``READS``) or key [C, BK] to the middle of the chunk, ``x`` binary orders away."""
+    """Factor that scales a kind of query (``READS``) or key [C, BK] to its anchor, ``x`` binary orders away."""
     if BEFORE:
         x -= orders(tl.load(decay_at, mask=inside, other=0.0))
     return tl.exp2(x if READS else -x)
@@ -115,12 +137,13 @@ def earlier(g, scale, chunk, shape: tl.constexpr, BEFORE: tl.constexpr):
 
 
 @triton.jit
-def scaled(of, chunk, shape: tl.constexpr, READS: tl.constexpr, BEFORE: tl.constexpr):
-    """Vectors [C, BK] of a kind of query (``READS``) or key, with a decay per channel scaled to the middle of the chunk."""
+def scaled(of, chunk, shape: tl.constexpr, READS: tl.constexpr, BEFORE: tl.constexpr, ON: tl.constexpr):
+    """Vectors [C, BK] of a kind of query (``READS``) or key, with a decay per channel scaled to its anchor, or ``ON`` to the late one."""
     kind: tl.constexpr = shape.kind
     vectors = of_tokens(of.vector, chunk.time, of.vector_token, chunk.channels, chunk.inside).to(kind)
     if shape.DECAY == CHANNEL:
-        vectors = (vectors * factor(chunk.x, chunk.decay_at, chunk.inside, READS, BEFORE)).to(kind)
+        own = factor(chunk.x, chunk.decay_at, chunk.inside, READS, BEFORE)
+        vectors = (vectors * (to_late_anchor(own, chunk.halves) if ON else own)).to(kind)
     return vectors
 
 
@@ -144,14 +167,14 @@ def neighbours(low, of, chunk, READS: tl.constexpr):
 
 @triton.jit
 def role(
-    mine, one, two, weights, scales, state, edge, chunk, shape: tl.constexpr,
+    mine, one, two, weights, scales, state, chunk, shape: tl.constexpr,
     READS: tl.constexpr, TWO: tl.constexpr, BEFORE: tl.constexpr, APART_ONE: tl.constexpr, APART_TWO: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one kind of query (``READS``) or key [C, BK], its two parts of the decay's gradient, and a token's product with itself.
 
     ``mine`` meets ``one`` and, if ``TWO``, ``two`` with the ``weights`` [C, C], and ``state``, that before the chunk (the cotangent of
-    that after it), which ``edge`` brings to the middle. With a decay per channel, which the vectors contain, the weights are formed
-    here, beside the products with the state; ``scales`` are those of the state, of ``one`` and of ``two``.
+    that after it). With a decay per channel, which the vectors contain, the weights are formed here, beside the products with the
+    state; ``scales`` are those of the state, of ``one`` and of ``two``.
     Queries may read ``BEFORE`` their token's decay. Then neighbours have no decay between them (``APART``) and are added separately,
     so that the decay's gradient contains none of their rounding errors. Both ends of a pair are rounded equally here and on its other
     side, because their shared part must cancel in the decay's gradient.
@@ -190,11 +213,11 @@ def role(
         if TWO:
             low_two = tl.where(other, g_two * scale_two, 0.0).to(kind)
     vector = of_tokens(mine.vector, chunk.time, mine.vector_token, channels, chunk.inside).to(kind)
-    to_middle = vector
+    to_anchor = vector
     if DECAY == CHANNEL:
         own = factor(chunk.x, chunk.decay_at, chunk.inside, READS, BEFORE)
-        d *= own * edge[None, :]
-        to_middle = (vector * own).to(kind)
+        d = to_edge(d * own, chunk.halves, chunk.rows, shape.ANCHORS, READS)
+        to_anchor = (vector * own).to(kind)
     if DECAY == HEAD:
         reader = chunk.total - chunk.steps if BEFORE else chunk.total
         d *= weight(reader if READS else tl.sum(chunk.steps, 0) - chunk.total, BITS)[:, None]
@@ -202,15 +225,29 @@ def role(
     if APART_ONE:
         near, low_one = neighbours(low_one, one, chunk, READS)
         d += near
-    part = tl.dot(low_one, scaled(one, chunk, shape, not READS, APART_ONE and not READS), input_precision=PRECISION)
     if TWO:
         if APART_TWO:
             near, low_two = neighbours(low_two, two, chunk, READS)
             d += near
-        part = tl.dot(low_two, scaled(two, chunk, shape, not READS, APART_TWO and not READS), part, input_precision=PRECISION)
-    within = to_middle * part
+    HALVES: tl.constexpr = DECAY == CHANNEL and shape.ANCHORS == 2
+    same_one = tl.where(apart(chunk.rows), 0.0, low_one).to(kind) if HALVES else low_one
+    part = tl.dot(same_one, scaled(one, chunk, shape, not READS, APART_ONE and not READS, False), input_precision=PRECISION)
+    if TWO:
+        same_two = tl.where(apart(chunk.rows), 0.0, low_two).to(kind) if HALVES else low_two
+        part = tl.dot(same_two, scaled(two, chunk, shape, not READS, APART_TWO and not READS, False), part, input_precision=PRECISION)
+    within = to_anchor * part
     if DECAY == CHANNEL:
         part *= own
+        if HALVES:
+            cross = tl.where(apart(chunk.rows), low_one, 0.0).to(kind)
+            on = tl.dot(cross, scaled(one, chunk, shape, not READS, APART_ONE and not READS, READS), input_precision=PRECISION)
+            if TWO:
+                cross = tl.where(apart(chunk.rows), low_two, 0.0).to(kind)
+                on = tl.dot(cross, scaled(two, chunk, shape, not READS, APART_TWO and not READS, READS), on, input_precision=PRECISION)
+            if not READS:
+                own = to_late_anchor(own, chunk.halves)
+            within += (vector * own).to(kind) * on
+            part += own * on
     return d + part, outside, within, diagonal(g_one, chunk.rows), diagonal(g_two, chunk.rows)
 
 

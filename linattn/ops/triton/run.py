@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -18,10 +19,13 @@ from linattn.ops.triton.call import Call
 from linattn.ops.triton.fitting import Tiles
 from linattn.ops.triton.hopper import choice
 from linattn.ops.triton.launch import Tensors
-from linattn.ops.triton.plan import CHANNEL, DELTA, ERASE, HEAD, NONE, PLAIN, power_of_two
+from linattn.ops.triton.plan import ALL, CHANNEL, DELTA, ERASE, HEAD, KEY, NONE, PLAIN, QUERY, READ, WRITE, power_of_two
 
 UNSETTLED = 64  # most channels at once where decays exceed the range of one product: more spill registers
 REGISTERS = 65536  # registers of a multiprocessor
+ANCHORS = (1, 2, 0)  # of chunks with a decay per channel, in the order of their cost; 0: as tiles.py says, for any decays
+LEFT = 8  # programs for each multiprocessor that look for what earlier launches leave: so many that they are about equally busy
+ROLES = {PLAIN: (QUERY, KEY), DELTA: (QUERY, READ, KEY), ERASE: (QUERY, READ, KEY, WRITE)}
 MOST = 65535  # most programs along the second dimension of a grid
 
 
@@ -77,12 +81,12 @@ class Run(Call):
             return
         c = table.prepare(self.family, self.card)
         done = self.empty(p.chunks, self.heads, dtype=torch.int32) if by_channel else None
-        for settled in (True, False) if by_channel else (True,):
-            bk = min(c.bk if settled else min(c.bk, UNSETTLED), power_of_two(self.size_k, self.least))
+        for anchors in ANCHORS if by_channel else (1,):
+            bk = min(c.bk if anchors else min(c.bk, UNSETTLED), power_of_two(self.size_k, self.least))
             self.recorder.launch(
-                kernel, grid, (*tensors, done), numbers, tiles=Tiles({"BK": self.narrowest}),
-                BK=bk, SETTLED=settled, LOOP=by_channel and self.card.tensor_memory,
-                num_warps=c.warps, num_stages=c.stages, **self.constants,
+                kernel, grid if anchors == 1 else self._few(p.chunks * self.heads), (*tensors, done), numbers,
+                tiles=Tiles({"BK": self.narrowest}),
+                BK=bk, ANCHORS=anchors, num_warps=c.warps, num_stages=c.stages, **self.constants,
             )  # fmt: skip
 
     def forward(
@@ -302,28 +306,40 @@ class Run(Call):
         )  # fmt: skip
 
     def _portable_gradients(self, tensors: Tensors, numbers: tuple[int | float, ...], heads: int, constants: dict[str, object]) -> None:
-        """Launch the kernels for all devices; with a decay per channel the second kernel computes the blocks that the first one leaves."""
+        """Launch the kernels for all devices; with a decay per channel each launch computes the blocks that those before it leave.
+
+        Where tokens have several roles with decays per channel, one launch of all would spill many registers: each role has its own.
+        """
         by_channel, unit = self.family.decay == CHANNEL, 16
         done = self.empty(self.plan.chunks, heads, -(-self.size_k // unit), dtype=torch.int32) if by_channel else None
-        kernels = [(gradients_kernel.gradients, table.gradients), (unsettled_kernel.unsettled, table.unsettled)]
         together = self.family.decay == HEAD and constants["DDECAY"]  # the gradient of a decay per head is a sum over channels
 
-        def grid(sizes: dict[str, int]) -> tuple[int, int, int]:
-            return self.plan.chunks, heads, -(-self.size_k // (self._span() if together else sizes["BK"]))
+        def grid(anchors: int, sizes: dict[str, int]) -> tuple[int, int, int]:
+            each = self.plan.chunks, heads, -(-self.size_k // (self._span() if together else sizes["BK"]))
+            return each if anchors == 1 else self._few(prod(each))
 
-        for kernel, look_up in kernels if by_channel else kernels[:1]:
-            c = look_up(self.family, self.card)
+        apart = by_channel and (self.family.rule != PLAIN or self.family.before)
+        roles = ROLES[self.family.rule] if apart else (ALL,)
+        so_far = self.empty(*self.own[:2], heads, self.size_k, dtype=torch.float32) if apart and constants["DDECAY"] else None
+        for anchors, role in [(a, role) for a in (ANCHORS if by_channel else (1,)) for role in (roles if a else (ALL,))]:
+            kernel = gradients_kernel.gradients if anchors else unsettled_kernel.unsettled
+            c = (table.unsettled, table.gradients, table.two_anchors)[anchors](self.family, self.card)
             blocks = {"BK": min(c.bk, power_of_two(self.size_k, self.least)), "BV": min(c.bv, power_of_two(self.size_v, self.least))}
             # With many warps ptxas would limit the registers of each thread, and spill.
             most = {"maxnreg": REGISTERS // (32 * c.warps)} if c.warps > 8 else {}
-            if kernel is gradients_kernel.gradients:
-                most["SPAN"] = self._span()
+            if anchors:
+                most |= {"SPAN": self._span(), "ANCHORS": anchors, "ROLE": role}
             # If a product and its sum over lanes are fused, each lane rounds a different sum, and the lane that
             # writes the result would determine its last bit.
             self.recorder.launch(
-                kernel, grid(blocks), (*tensors, done), numbers, tiles=Tiles(dict.fromkeys(("BV", "BK"), self.narrowest), grid),
+                kernel, grid(anchors, blocks), (*tensors, so_far, done), numbers,
+                tiles=Tiles(dict.fromkeys(("BV", "BK"), self.narrowest), partial(grid, anchors)),
                 num_warps=c.warps, num_stages=c.stages, enable_fp_fusion=False, UNIT=unit, **blocks, **most, **constants,
             )  # fmt: skip
+
+    def _few(self, items: int) -> tuple[int, int, int]:
+        """Grid of a launch that computes those of ``items`` that earlier ones leave."""
+        return min(LEFT * self.card.multiprocessors, items), 1, 1
 
     def _span(self) -> int:
         """Channels of a program of the portable gradients with a decay per head: one block, before it is halved where it does not fit."""

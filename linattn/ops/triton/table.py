@@ -97,7 +97,7 @@ def _met(name: str, wanted: Value, call: dict[str, Any]) -> bool:
 Rows = dict[str, tuple[Row, ...]]
 KINDS: dict[str, type] = {
     "prepare": Config, "forward": Config, "backward": Config, "gradients": Config, "elementwise": Elementwise, "decode": Decode,
-    "chain": Config, "unsettled": Config,
+    "chain": Config, "unsettled": Config, "two_anchors": Config,
 }  # fmt: skip
 _installed: Rows | None = None
 
@@ -153,10 +153,14 @@ def chunk(half: bool) -> int:
     return 64 if half else 32
 
 
+def _of_family(family: Family) -> dict[str, Value]:
+    return {"rule": RULES[family.rule], "decay": DECAYS[family.decay], "before": family.before, "half": family.half}
+
+
 @lru_cache(maxsize=4096)
 def of_chunks(kind: str, family: Family, size_k: int | None = None, outputs: bool = False, card: Card = INTERPRETER) -> Config:
     """Configuration of a kernel of the chunked form; for a scan of the states also the size of keys, and whether it has outputs."""
-    call: dict[str, Value] = {"rule": RULES[family.rule], "decay": DECAYS[family.decay], "before": family.before, "half": family.half}
+    call = _of_family(family)
     if size_k is not None:
         call |= {"keys": size_k, "outputs": outputs}
     return of_card(kind, call, card) or rows()[kind][find(kind, call)].use  # type: ignore[return-value]
@@ -181,6 +185,11 @@ def backward(family: Family, size_k: int, outputs: bool, card: Card = INTERPRETE
 
 def gradients(family: Family, card: Card = INTERPRETER) -> Config:
     return of_chunks("gradients", family, card=card)
+
+
+def two_anchors(family: Family, card: Card = INTERPRETER) -> Config:
+    """The gradients of chunks with two anchors: those of chunks with one, unless a card has a row of its own."""
+    return of_card("two_anchors", _of_family(family), card) or gradients(family, card)
 
 
 def unsettled(family: Family, card: Card = INTERPRETER) -> Config:

@@ -4,10 +4,9 @@ A weight between two tokens depends only on the decays between them, however str
 summed as whole numbers of 2^-bits binary orders: differences of such sums are exact. Decays per channel are summed by products
 with 0/1 matrices that select the tokens in between. -inf becomes a step of 160 binary orders, by which every weight becomes 0.
 
-With a decay per channel both sides of a product are scaled before it is formed. In a chunk in which no token is more than
-:func:`within_range` binary orders from the middle all pairs are scaled to it, with factors above 1 on one side that the other side
-compensates: one product. In others tokens at least :data:`NEAR` apart are scaled to the middle of the smallest block (of a power of two)
-that contains both, by factors of at most 1: a product for each size of blocks. Nearer ones are multiplied element by element.
+With a decay per channel both sides of a product are scaled before it is formed. Most chunks need one or two products, see anchors.py.
+In others, with stronger decays, tokens at least :data:`NEAR` apart are scaled to the middle of the smallest block (of a power of two) that
+contains both, by factors of at most 1: a product for each size of blocks. Nearer ones are multiplied element by element.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 RESET = tl.constexpr(-160.0)  # binary orders: float32 ends at 2^-149
-TAME = tl.constexpr(40.0)  # binary orders: a factor of 2^-40 beside small gradients is still far from the end of float32
-FARTHEST = tl.constexpr(64.0)  # the same of bfloat16: the product of two factors of 2^-64 and of numbers near 1 is still no zero
+FARTHEST = tl.constexpr(64.0)  # binary orders: the product of two factors of 2^-64 and of numbers near 1 is still no zero
 
 NEAR = tl.constexpr(8)  # distance of tokens from which on they are paired by products where decays are strong
 
@@ -77,6 +75,41 @@ def first_slot(n, begin, tokens, length, PACKED: tl.constexpr):
 
 
 @triton.jit
+def chunk_slots(sequences, tokens, C: tl.constexpr, PACKED: tl.constexpr):
+    """Number of slots of chunks of all sequences."""
+    if PACKED:
+        slots = tokens // C + sequences
+    else:
+        slots = sequences * ((tokens + C - 1) // C)
+    return slots
+
+
+@triton.jit
+def is_left(item, done, items, K: tl.constexpr, BK: tl.constexpr, UNIT: tl.constexpr):
+    """True for each of the ``items`` [N] that is not ``done``.
+
+    An item is a block of BK channels of a chunk and head; ``done`` [chunks, H, units] has its units of channels.
+    """
+    COLUMNS: tl.constexpr = (K + BK - 1) // BK
+    COUNT: tl.constexpr = (K + UNIT - 1) // UNIT
+    unit = (item % COLUMNS)[:, None] * (BK // UNIT) + tl.arange(0, BK // UNIT)[None, :]
+    at = (item // COLUMNS).to(tl.int64)[:, None] * COUNT + unit
+    return tl.min(tl.load(done + at, mask=(item < items)[:, None] & (unit < COUNT), other=1), 1) == 0
+
+
+@triton.jit
+def first_left(done, items, K: tl.constexpr, BK: tl.constexpr, UNIT: tl.constexpr):
+    """First item of this program that is not ``done``; ``items`` if there is none. Programs take turns."""
+    item = tl.program_id(0)
+    found = items
+    while item < items:
+        ahead = item + tl.arange(0, 32) * tl.num_programs(0)
+        found = tl.min(tl.where(is_left(ahead, done, items, K, BK, UNIT), ahead, items), 0)
+        item = tl.where(found < items, items, item + 32 * tl.num_programs(0))
+    return found
+
+
+@triton.jit
 def whole(decay, BITS: tl.constexpr):
     """Natural logarithms as whole numbers of 2^-BITS binary orders; 64 bits wide if results must be exact to float32."""
     x = tl.maximum(decay.to(tl.float32) * LOG2E, RESET) * (2.0**BITS) - 0.5  # the conversion cuts towards zero
@@ -95,8 +128,8 @@ def weight(steps, BITS: tl.constexpr):
 
 @triton.jit
 def orders(decay):
-    """Natural logarithms as binary orders, -inf as :data:`RESET`."""
-    return tl.maximum(decay.to(tl.float32) * LOG2E, RESET, propagate_nan=tl.PropagateNan.ALL)
+    """Natural logarithms as binary orders, -inf as twice :data:`RESET`: out of the range of any anchor, see anchors.py."""
+    return tl.maximum(decay.to(tl.float32) * LOG2E, 2 * RESET, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -125,15 +158,6 @@ def from_middle(a, rows, m, kind: tl.constexpr):
     late = (i & m) != 0
     between = (t > tl.minimum(i, middle)) & (t <= tl.maximum(i, middle))
     return sums(tl.where(between, tl.where(late, 1.0, -1.0), 0.0), a, kind)
-
-
-@triton.constexpr_function
-def within_range(kind: tl.dtype) -> tl.constexpr:
-    """Most binary orders from a token to the middle of a chunk that takes one product.
-
-    Factors of float32 are exact to 2^-24 of their exponent: for 1e-5 that must be small.
-    """
-    return TAME if kind == tl.float32 else FARTHEST
 
 
 @triton.jit

@@ -8,7 +8,7 @@ import triton.language as tl
 from linattn.ops.triton.gradients import shape_of, store_strength, units_of
 from linattn.ops.triton.roles import Role, of_tokens, rows_of
 from linattn.ops.triton.sides import side
-from linattn.ops.triton.tiles import DELTA, ERASE, PLAIN, locate, orders, sums
+from linattn.ops.triton.tiles import DELTA, ERASE, PLAIN, chunk_slots, first_left, locate, orders, sums
 
 
 @triton.jit
@@ -147,7 +147,7 @@ def of_block(slot, head, column, first, last, tensors, strides, heads, group, sc
 def unsettled(
     q, k, v, read, write, decay, beta, bonus, do, cu,
     values, de, states, dstates,
-    dq, dk, dread, dwrite, ddecay, dbeta, dbonus, done,
+    dq, dk, dread, dwrite, ddecay, dbeta, dbonus, so_far, done,
     q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head, decay_token, decay_head,
     beta_token, beta_head, do_token, do_head,
     sequences, tokens, heads, group, scale, chunks_before,
@@ -155,20 +155,20 @@ def unsettled(
     BEFORE: tl.constexpr, PACKED: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr,
     DDECAY: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """A program computes one block of channels, unless ``done`` marks it as computed by ``gradients``."""
-    shape: tl.constexpr = shape_of(K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY)
+    """Programs compute the blocks of channels that ``done`` does not mark as computed by ``gradients``."""
+    shape: tl.constexpr = shape_of(K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY, 0, -1)
     tensors = (q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus)
     strides = (
         q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head,
         decay_token, decay_head, beta_token, beta_head, do_token, do_head,
     )  # fmt: skip
-    slot = tl.program_id(0) + chunks_before
-    head = tl.program_id(1)
-    column = tl.program_id(2)
-    _, first, last, _, _, _ = locate(slot, cu, sequences, tokens, C, PACKED)
-    if first >= last:
-        return
-    units, known = units_of(slot, heads, head, column, K, BK, UNIT)
-    if tl.min(tl.load(done + units, mask=known, other=1), 0) > 0:
-        return
-    of_block(slot, head, column, first, last, tensors, strides, heads, group, scale, shape)
+    COLUMNS: tl.constexpr = (K + BK - 1) // BK
+    items = chunk_slots(sequences, tokens, C, PACKED) * heads * COLUMNS
+    # Numbers that do not depend on the item are formed again: kept, they would take registers.
+    for item in tl.range(first_left(done, items, K, BK, UNIT), items, tl.num_programs(0), num_stages=1, disable_licm=True):
+        place = item // COLUMNS
+        slot = place // heads
+        _, first, last, _, _, _ = locate(slot, cu, sequences, tokens, C, PACKED)
+        units, known = units_of(slot, heads, place % heads, item % COLUMNS, K, BK, UNIT)
+        if (first < last) & (tl.min(tl.load(done + units, mask=known, other=1), 0) == 0):
+            of_block(slot, place % heads, item % COLUMNS, first, last, tensors, strides, heads, group, scale, shape)

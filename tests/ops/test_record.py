@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from linattn.ops.triton import chunks, hopper
+from linattn.ops.triton import chunks, hopper, table
 from linattn.ops.triton.hopper import choice
 from linattn.ops.triton.record import Life, Place, Program, Recorder, placed
 from tests.ops import cases
@@ -81,6 +81,21 @@ def test_decayed_queries_are_kept_only_for_ends_of_segments(monkeypatch):
     assert saved[5].nbytes == q.nbytes and saved[6] is None and "prepare" not in names
 
 
+@pytest.mark.parametrize(
+    ("kind", "rank", "most"), [("plain", "BTH", 3.1), ("beta", "none", 4.1), ("beta", "BTH", 4.1), ("beta", "BTHK", 9.1)]
+)
+def test_what_a_backward_pass_needs_on_any_card_beside_its_results(kind, rank, most, monkeypatch):
+    """Two for the states before chunks, half of one for the cotangents of a part of them, another for those of segments; values.
+
+    With decays per channel what is prepared of the chunks lies in the results, and the cotangents of all states are stored.
+    """
+    monkeypatch.setattr(table, "PARTED", 1)
+    monkeypatch.setattr(table, "PARTS", (4, 4, 1))
+    program, _, names, q = backward_on_a_hopper(kind, rank, monkeypatch, off=True)
+    assert program.bytes <= most * q.nbytes
+    assert names.count("backward") == (2 if rank == "BTHK" else 5)  # one of them scans segments from nothing
+
+
 @pytest.mark.parametrize("unkept", ["unaligned", "idle", "recorded"])
 def test_a_backward_pass_prepares_again_what_was_not_kept(unkept, monkeypatch):
     tokens, processors = 4000 if unkept == "unaligned" else 4096, 1000 if unkept == "idle" else 1
@@ -94,9 +109,9 @@ def test_what_was_kept_is_prepared_again_where_another_kernel_reads_decayed_quer
     assert saved[6] is None and names.count("prepare") == 1
 
 
-def backward_on_a_hopper(kind, rank, monkeypatch, tokens=4096, processors=1, reuse=True, heads=2, ddecay=True):
-    """Its program, the tensors saved for backward, the names of its kernels, and the queries."""
-    monkeypatch.setitem(hopper._gluon_refusals, torch.device("cpu"), None)
+def backward_on_a_hopper(kind, rank, monkeypatch, tokens=4096, processors=1, reuse=True, heads=2, ddecay=True, off=False):
+    """Its program, the tensors saved for backward, the names of its kernels, and the queries; with Hopper's own kernels ``off`` or not."""
+    monkeypatch.setitem(hopper._gluon_refusals, torch.device("cpu"), "this test asks for it" if off else None)
     monkeypatch.setattr(choice, "multiprocessors", lambda device: processors)
     call = cases.make(kind, rank, B=1, T=tokens, H=heads, K=128, V=128, initial=False).to(torch.bfloat16, torch.bfloat16)
     t = call.tensors

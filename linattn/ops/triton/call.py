@@ -118,6 +118,18 @@ class Call:
         """Minimum of channels of a block; on Hopper Triton miscompiles narrow blocks of bfloat16, see table.py."""
         return min(32, self.least) if self.card.capability[0] in (8, 12) else self.least
 
+    def part(self, ddecay: bool) -> int:
+        """Chunks of each segment whose cotangents of states exist at once, or 0 for all: the last ones first, in memory that is reused.
+
+        With decays per channel what is prepared of the chunks would need as much memory as parts save: then there are none, nor for many
+        packed sequences, which fill no segment.
+        """
+        p = self.plan
+        if self.fast or self.family.decay == CHANNEL or p.chunks * self.heads < table.PARTED or (self.exchanges and not ddecay):
+            return 0
+        chunks = -(-p.length // (p.chunk * table.PARTS[self.family.rule]))
+        return chunks if p.segments * chunks < p.chunks else 0
+
     @property
     def own(self) -> tuple[int, int, int]:
         return self.batch, self.tokens, self.heads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import partial
 from typing import Any
 
 import torch
@@ -215,9 +216,13 @@ def gradients_from(
     if run.fuses(ddecay):
         dq, dk, *others = run.fused(do, ends, (values, states, dv), dinitial, ddecay, dk)
         return dq, dk, dv, *others, dinitial
-    dstates = run.empty(run.plan.chunks, *run.state)
-    run.backward(do, ends, dv, x_read, dstates, dinitial)
-    dq, dk, *others = run.gradients(do, (values, dv if rule == DELTA else x_read, states, dstates), ddecay, dk)
+    part = run.part(ddecay)
+    dstates = run.empty(run.plan.segments * part or run.plan.chunks, *run.state)
+    scan = partial(run.backward, do, ends, dv, x_read, dstates, dinitial)
+    if not part:
+        scan()
+    kept = (values, dv if rule == DELTA else x_read, states, dstates)
+    dq, dk, *others = run.gradients(do, kept, ddecay, dk, of_part=scan if part else None)
     return dq, dk, dv, *others, dinitial
 
 

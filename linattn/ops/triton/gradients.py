@@ -40,7 +40,7 @@ from linattn.ops.triton.roles import (
     role,
     summed,
 )
-from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, PLAIN, chunk_slots, first_left, locate, orders, whole
+from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, PLAIN, chunk_slots, first_left, first_slot, locate, orders, whole
 
 
 @triton.constexpr_function
@@ -224,27 +224,36 @@ def store_strength(product, beta, beta_token, dbeta, token, time, valid):
     tl.store(dbeta + time * token, tl.sum(product, 1) / (b * b), mask=valid)
 
 
-@triton.jit(do_not_specialize=["sequences", "tokens", "scale", "chunks_before"])
+@triton.jit(do_not_specialize=["sequences", "tokens", "scale", "chunks_before", "length", "part"])
 def gradients(
     q, k, v, read, write, decay, beta, bonus, do, cu,
     values, de, states, dstates,
     dq, dk, dread, dwrite, ddecay, dbeta, dbonus, so_far, done,
     q_token, q_head, k_token, k_head, v_token, v_head, read_token, read_head, write_token, write_head, decay_token, decay_head,
     beta_token, beta_head, do_token, do_head,
-    sequences, tokens, heads, group, scale, chunks_before,
+    sequences, tokens, heads, group, scale, chunks_before, length, part,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr, RULE: tl.constexpr,
     BEFORE: tl.constexpr, PACKED: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr, kind: tl.constexpr,
     DDECAY: tl.constexpr, UNIT: tl.constexpr, SPAN: tl.constexpr, ANCHORS: tl.constexpr,
-    ROLE: tl.constexpr,
+    ROLE: tl.constexpr, IN_PARTS: tl.constexpr,
 ):  # fmt: skip
     """A program computes the blocks of channels of ``SPAN``, and stores their part of the gradient of a decay per head in ``ddecay``
     [B, T, H, spans].
 
+    ``IN_PARTS`` the chunk is one of ``part`` of each segment of ``length`` tokens, from ``chunks_before`` on, and ``dstates`` has only the
+    cotangents of these.
     With a decay per channel a launch for one anchor and one for two (``ANCHORS``) mark in ``done`` [chunks, H, units of channels] what they
     compute; unsettled.py computes the others. All but the first have few programs, which look for what is left. ``ROLE`` is the role of
     tokens that a launch computes, or ALL; from launch to launch ``so_far`` [B, T, H, K] sums the gradient of the decay.
     """
     shape: tl.constexpr = shape_of(K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY, ANCHORS, ROLE)
+    if IN_PARTS:
+        segment = tl.program_id(0) // part
+        n, first, last, _, begin, _ = locate(segment, cu, sequences, tokens, length, PACKED)
+        first += (chunks_before + tl.program_id(0) - segment * part) * C
+        last = tl.minimum(first + C, last)
+        slot = first_slot(n, begin, tokens, C, PACKED) + (first - begin) // C
+        dstates += (tl.program_id(0) - slot).to(tl.int64) * heads * K * V
     tensors = (
         q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus, so_far,
     )  # fmt: skip
@@ -264,10 +273,11 @@ def gradients(
             if (first < last) & (tl.min(tl.load(done + units, mask=known, other=1), 0) == 0):
                 in_anchors(slot, place % heads, item % COLUMNS, first, last, tensors, strides, done, heads, group, scale, UNIT, shape)
     else:
-        slot = tl.program_id(0) + chunks_before
         head = tl.program_id(1)
         column = tl.program_id(2)
-        _, first, last, _, _, _ = locate(slot, cu, sequences, tokens, C, PACKED)
+        if not IN_PARTS:
+            slot = tl.program_id(0) + chunks_before
+            _, first, last, _, _, _ = locate(slot, cu, sequences, tokens, C, PACKED)
         if first >= last:
             return
         if DECAY == CHANNEL:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -134,19 +134,34 @@ class Run(Call):
         *,
         local: bool = False,
         every: bool = False,
+        part: tuple[int, int] = (0, 0),
     ) -> None:
+        """Scan the state's cotangent; of each segment the chunks of ``part``, the first of them and their number, 0 for all.
+
+        The scan of a part takes from that of the part after it the cotangents between them, which lie in ``ends``, or in ``dinitial`` if
+        every sequence is one segment: then ``ends`` is an argument of the call, or None.
+        """
+        start, size = part
+        between = None
+        if size:
+            later = start + size < self.plan.length // self.plan.chunk  # a part was scanned before this one
+            owned = ends if self.plan.split else dinitial
+            ends, between = owned if later else ends, owned if start else None
         if self.fast:
             kernel, options = choice.backward(self.family, self.size_k, self.size_v, local, dstates is not None)
+            after: tuple[int, ...] = (self.plan.length,)
         else:
             c = table.backward(self.family, self.size_k, not local, self.card)
-            kernel, options = state_scan.backward, self._in_blocks(c)
+            kernel, options = state_scan.backward, {**self._in_blocks(c), "IN_PARTS": size > 0}
+            after = (self.plan.length, start, size)
         self._launch_over(
             kernel, (self._blocks(options["BV"]), self.plan.segments, self.heads), None,
             (
                 self.q, self.k, self.write, do, self.decay, self.cu, self.p, self.p_write, self.b, self.t, self.w,
                 self.q_faded, self.k_faded, self.write_faded, self.fade, ends, dv, x_read, dstates, dinitial,
+                *(() if self.fast else (between,)),
             ),
-            (*strides(self.q, self.k, do, self.write, self.decay), *self.numbers), (self.plan.length,),
+            (*strides(self.q, self.k, do, self.write, self.decay), *self.numbers), after,
             V=self.size_v, BK=power_of_two(self.size_k, self.least), LOCAL=local, START=ends is not None, TURNED=self.turned,
             EVERY=every, **options, **self.constants,
         )  # fmt: skip
@@ -219,11 +234,14 @@ class Run(Call):
         ddecay: bool,
         dk: Tensor | None = None,
         scan: tuple[Tensor | None, ...] | None = None,
+        of_part: Callable[..., None] | None = None,
     ) -> Gradients:
         """Compute the gradients; ``kept`` are the scans' results: values and states with their cotangents.
 
         With ``scan``, the cotangents after the segments and memory for the gradients of v and of the initial state, the cotangents of the
         states are not known yet: the kernel that scans them takes the place of the first one, and ``kept`` has memory for them.
+
+        With ``of_part`` they are not known either: it scans those of one part of every segment, see :meth:`Call.part`.
 
         The kernels for Hopper treat a head with many values as several heads that share all but the values, and their results are summed.
         """
@@ -246,6 +264,12 @@ class Run(Call):
         sequences, tokens, _, _, scale = self.numbers
         numbers = (*q_and_k, *v_and_do[0], *others, *v_and_do[1], sequences, tokens, heads, group, scale, 0)
         constants = dict(V=columns, DDECAY=ddecay, **self.constants)
+        if of_part is not None:
+            size = self.part(ddecay)
+            for start in reversed(range(0, self.plan.length // self.plan.chunk, size)):
+                of_part(part=(start, size))
+                self._portable_gradients(tensors, (*numbers[:-1], start), heads, constants, size)
+            return self._summed(to, 1, spans)
         if fast is None:
             self._portable_gradients(tensors, numbers, heads, constants)
             return self._summed(to, 1, spans)
@@ -305,17 +329,20 @@ class Run(Call):
             K=self.size_k, V=self.size_v, PACKED=self.constants["PACKED"], **options,
         )  # fmt: skip
 
-    def _portable_gradients(self, tensors: Tensors, numbers: tuple[int | float, ...], heads: int, constants: dict[str, object]) -> None:
+    def _portable_gradients(
+        self, tensors: Tensors, numbers: tuple[int | float, ...], heads: int, constants: dict[str, object], part: int = 0
+    ) -> None:  # fmt: skip
         """Launch the kernels for all devices; with a decay per channel each launch computes the blocks that those before it leave.
 
         Where tokens have several roles with decays per channel, one launch of all would spill many registers: each role has its own.
+        ``part`` is the number of chunks of each segment, 0 for all, from the last of ``numbers`` on.
         """
         by_channel, unit = self.family.decay == CHANNEL, 16
         done = self.empty(self.plan.chunks, heads, -(-self.size_k // unit), dtype=torch.int32) if by_channel else None
         together = self.family.decay == HEAD and constants["DDECAY"]  # the gradient of a decay per head is a sum over channels
 
         def grid(anchors: int, sizes: dict[str, int]) -> tuple[int, int, int]:
-            each = self.plan.chunks, heads, -(-self.size_k // (self._span() if together else sizes["BK"]))
+            each = self.plan.segments * part or self.plan.chunks, heads, -(-self.size_k // (self._span() if together else sizes["BK"]))
             return each if anchors == 1 else self._few(prod(each))
 
         apart = by_channel and (self.family.rule != PLAIN or self.family.before)
@@ -327,12 +354,13 @@ class Run(Call):
             blocks = {"BK": min(c.bk, power_of_two(self.size_k, self.least)), "BV": min(c.bv, power_of_two(self.size_v, self.least))}
             # With many warps ptxas would limit the registers of each thread, and spill.
             most = {"maxnreg": REGISTERS // (32 * c.warps)} if c.warps > 8 else {}
+            more = (self.plan.length, part) if anchors else ()
             if anchors:
-                most |= {"SPAN": self._span(), "ANCHORS": anchors, "ROLE": role}
+                most |= {"SPAN": self._span(), "ANCHORS": anchors, "ROLE": role, "IN_PARTS": part > 0}
             # If a product and its sum over lanes are fused, each lane rounds a different sum, and the lane that
             # writes the result would determine its last bit.
             self.recorder.launch(
-                kernel, grid(anchors, blocks), (*tensors, so_far, done), numbers,
+                kernel, grid(anchors, blocks), (*tensors, so_far, done), (*numbers, *more),
                 tiles=Tiles(dict.fromkeys(("BV", "BK"), self.narrowest), partial(grid, anchors)),
                 num_warps=c.warps, num_stages=c.stages, enable_fp_fusion=False, UNIT=unit, **blocks, **most, **constants,
             )  # fmt: skip

@@ -191,16 +191,21 @@ def forward(
             tl.store(final + at * K * V + channels[:, None] * V + columns[None, :], s, mask=state)
 
 
-@triton.jit(do_not_specialize=["sequences", "tokens", "scale", "slots_before", "length"])
+@triton.jit(do_not_specialize=["sequences", "tokens", "scale", "slots_before", "length", "chunks_before", "part"])
 def backward(
     q, k, write, do, decay, cu, p, p_write, b, t_inverse, w, q_faded, k_faded, write_faded, fade,
-    ends, dv, x_read, dstates, dinitial,
+    ends, dv, x_read, dstates, dinitial, between,
     q_token, q_head, k_token, k_head, do_token, do_head, write_token, write_head, decay_token, decay_head,
-    sequences, tokens, heads, group, scale, slots_before, length,
+    sequences, tokens, heads, group, scale, slots_before, length, chunks_before, part,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr, RULE: tl.constexpr,
     BEFORE: tl.constexpr, PACKED: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr,
     kind: tl.constexpr, LOCAL: tl.constexpr, START: tl.constexpr, TURNED: tl.constexpr, EVERY: tl.constexpr = False,
+    IN_PARTS: tl.constexpr = False,
 ):  # fmt: skip
+    """``IN_PARTS`` it scans ``part`` chunks of each segment, from ``chunks_before`` on, and ``dstates`` has only the cotangents of these.
+
+    ``ends`` are then the cotangents after the part; those before it are stored in ``between``, the same memory or other.
+    """
     slot = tl.program_id(1) + slots_before
     head = tl.program_id(2)
     n, first, last, index, begin, _stop = locate(slot, cu, sequences, tokens, length, PACKED)
@@ -229,7 +234,12 @@ def backward(
         ds = tl.zeros([BK, BV], tl.float32)
 
     count = (last - first + C - 1) // C
+    if IN_PARTS:
+        count = tl.minimum(count, chunks_before + part) - chunks_before
+        first += chunks_before * C
     chunk = (first_slot(n, begin, tokens, C, PACKED) + (first - begin) // C).to(tl.int64) + count - 1
+    if IN_PARTS:
+        dstates += (slot.to(tl.int64) * part + count - 1 - chunk) * heads * K * V
     if DECAY == HEAD:  # loaded a chunk ahead
         decay += head * decay_head
         start = first + (count - 1) * C
@@ -320,6 +330,8 @@ def backward(
 
     if LOCAL:
         tl.store(ends + at + block, ds, mask=state)
+    elif between is not None:
+        tl.store(between + at + block, ds, mask=state)
     elif dinitial is not None:
         if index == 0:
             tl.store(dinitial + (n.to(tl.int64) * heads + head) * K * V + block, ds, mask=state)

@@ -24,6 +24,8 @@ PROGRAMS = 128  # about one per multiprocessor of the largest devices
 SHORTEST = 512  # least tokens of a segment
 LONG = 2048  # minimum of tokens of a segment if half of the programs read about as fast
 FEWEST = 4  # minimum of segments of a divided sequence, as all but the last are read twice
+PARTS = (2, 6, 1)  # parts of a segment whose cotangents of states share memory, by rule; the delta rule keeps what it prepares beside
+PARTED = 8192  # chunks and heads from which on there are parts: in the last round of each some multiprocessors idle, 1 % of the time
 
 NARROWEST = 64
 

@@ -30,11 +30,12 @@ def device() -> str:
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    """Segments of 256 tokens, interpreted chunks of 16 and segments of 32: so that few tokens cross all borders."""
+    """Segments of 256 tokens in parts, interpreted chunks of 16 and segments of 32: so that few tokens cross all borders."""
     from linattn.ops.triton import table
 
     monkeypatch.setattr(table, "FEWEST", 2)
     monkeypatch.setattr(table, "SHORTEST", 256)
+    monkeypatch.setattr(table, "PARTED", 1)
     if INTERPRETED:
         monkeypatch.setattr(table, "chunk", lambda half: 16)
         monkeypatch.setattr(table, "SHORTEST", 16)

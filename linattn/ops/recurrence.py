@@ -38,7 +38,7 @@ _CPU = (
     "Tensor? initial_z, Tensor? cu_seqlens, float scale, bool normalized"
 )
 _GPU = _CPU.replace("Tensor? initial_z, ", "").replace(", bool normalized", "")
-_PREPARED = "Tensor p, Tensor b, Tensor fade, Tensor keys, Tensor queries"
+_PREPARED = "Tensor p, Tensor b, Tensor fade, Tensor settled, Tensor keys, Tensor queries"
 WALK = Operator(
     _cpu,
     Pass(f"({_CPU}, bool keeps) -> ({', '.join(['Tensor'] * 5)})", "cpu_linear_attention"),
@@ -52,23 +52,23 @@ WALK = Operator(
 )  # fmt: skip
 CHUNKS = Operator(
     _chunks,
-    Pass(f"({_GPU}, bool wide, bool keeps) -> ({', '.join(['Tensor'] * 9)})", "chunk_forward"),
+    Pass(f"({_GPU}, bool wide, bool keeps) -> ({', '.join(['Tensor'] * 10)})", "chunk_forward"),
     Pass(
         f"(Tensor do, Tensor? dfinal, {_GPU}, bool ddecay, Tensor starts, Tensor links, {_PREPARED}) -> ({', '.join(['Tensor'] * 9)})",
         "chunk_backward",
     ),
-    "o final starts links p b fade keys queries", "q k v decay beta read write bonus initial", "v", save_flag=True,
+    "o final starts links p b fade settled keys queries", "q k v decay beta read write bonus initial", "v", save_flag=True,
     recorded="recorded",
     once='the kernels of the recurrence have no gradients of gradients: ask for backend="torch"',
 )  # fmt: skip
 PARTS = Operator(
     _parts,
-    Pass(f"({_GPU}, bool wide, bool last, Any group, bool keeps) -> ({', '.join(['Tensor'] * 10)})"),
+    Pass(f"({_GPU}, bool wide, bool last, Any group, bool keeps) -> ({', '.join(['Tensor'] * 11)})"),
     Pass(
         f"(Tensor do, Tensor? dfinal, {_GPU}, bool ddecay, bool last, Any group, Tensor starts, Tensor links, Tensor passages, "
         f"{_PREPARED}) -> ({', '.join(['Tensor'] * 9)})"
     ),
-    "o final starts links passages p b fade keys queries", "q k v decay beta read write bonus initial", "v", save_flag=True,
+    "o final starts links passages p b fade settled keys queries", "q k v decay beta read write bonus initial", "v", save_flag=True,
     once='the kernels of the recurrence have no gradients of gradients: ask for backend="torch"',
 )  # fmt: skip
 

@@ -69,16 +69,16 @@ def test_what_a_backward_pass_needs_on_a_hopper_beside_its_results(kind, rank, m
     kept = [None if t is None else t.nbytes for t in saved[2:]]
     decays = 4 * 64 * 2  # bytes: a number for each of 64 chunks of two heads
     wanted = {
-        ("beta", "BTH"): [q.nbytes, None, decays, None, None],
-        ("beta", "none"): [q.nbytes, None, None, None, None],
-        ("plain", "BTHK"): [q.nbytes // 2, None, 128 * decays, q.nbytes, q.nbytes],
+        ("beta", "BTH"): [q.nbytes, None, decays, None, None, None],
+        ("beta", "none"): [q.nbytes, None, None, None, None, None],
+        ("plain", "BTHK"): [q.nbytes // 2, None, 128 * decays, 2 * decays, q.nbytes, q.nbytes],
     }
-    assert kept == wanted.get((kind, rank), [None] * 5)
+    assert kept == wanted.get((kind, rank), [None] * 6)
 
 
 def test_decayed_queries_are_kept_only_for_ends_of_segments(monkeypatch):
     _, saved, names, q = backward_on_a_hopper("plain", "BTHK", monkeypatch, heads=132, tokens=128)
-    assert saved[5].nbytes == q.nbytes and saved[6] is None and "prepare" not in names
+    assert saved[6].nbytes == q.nbytes and saved[7] is None and "prepare" not in names
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,13 @@ def test_what_a_backward_pass_needs_on_any_card_beside_its_results(kind, rank, m
 def test_a_backward_pass_prepares_again_what_was_not_kept(unkept, monkeypatch):
     tokens, processors = 4000 if unkept == "unaligned" else 4096, 1000 if unkept == "idle" else 1
     _, saved, names, _ = backward_on_a_hopper("beta", "BTH", monkeypatch, tokens, processors, reuse=unkept != "recorded")
-    assert saved[2:] == (None,) * 5 and "prepare" in names
+    assert saved[2:] == (None,) * 6 and "prepare" in names
 
 
 def test_what_was_kept_is_prepared_again_where_another_kernel_reads_decayed_queries(monkeypatch):
     """Without the decay's gradient two kernels take the place of the fused one."""
     _, saved, names, _ = backward_on_a_hopper("plain", "BTHK", monkeypatch, heads=132, tokens=128, ddecay=False)
-    assert saved[6] is None and names.count("prepare") == 1
+    assert saved[7] is None and names.count("prepare") == 1
 
 
 def backward_on_a_hopper(kind, rank, monkeypatch, tokens=4096, processors=1, reuse=True, heads=2, ddecay=True, off=False):

@@ -118,7 +118,7 @@ def test_kernels_of_a_part_compile(kind, rank, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "rank"), FAMILIES)
 def test_hoppers_own_kernels_compile(kind, rank, tmp_path):
-    """The scans are always used; kernels for preparation and gradients as in choice.py, two of them per channel."""
+    """The scans are always used; kernels for preparation and gradients as in choice.py, three of them per channel, two with a bonus."""
     modules = [k["module"] for k in compiled(tmp_path, kind, rank, "bfloat16", "gluon")]
     wanted = {"hopper.forward", "hopper.backward"}
     if rank == "BTHK" or kind == "beta":
@@ -126,4 +126,5 @@ def test_hoppers_own_kernels_compile(kind, rank, tmp_path):
     if rank == "BTHK" or (kind in ("plain", "beta") and (kind, rank) != ("plain", "none")):
         wanted.add("hopper.gradients")
     assert {m for m in modules if m.startswith("hopper.")} == wanted
-    assert modules.count("hopper.gradients") == ("hopper.gradients" in wanted) + (rank == "BTHK")
+    launches = (2 if kind == "bonus" else 3) if rank == "BTHK" else 1
+    assert modules.count("hopper.gradients") == launches * ("hopper.gradients" in wanted)

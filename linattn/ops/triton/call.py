@@ -52,6 +52,7 @@ class Call:
         self.k_faded: Tensor | None = None
         self.write_faded: Tensor | None = None
         self.fade: Tensor | None = None
+        self.settled: Tensor | None = None  # of how many tokens the blocks of a chunk settle, see hopper/decays.py
 
     @property
     def exchanges(self) -> bool:
@@ -102,11 +103,13 @@ class Call:
 
     @property
     def prepared(self) -> tuple[Tensor | None, ...]:
-        """What a backward pass reads of the prepared chunks: p, b (None if both are in rows), decays or bounds, decayed keys and queries.
+        """What a backward pass reads of the prepared chunks.
 
-        Only the scan that finds the ends of segments reads decayed queries.
+        They are p, b (None if both are in rows), decays or bounds, of how many tokens blocks settle, decayed keys, and decayed queries,
+        which only the scan that finds the ends of segments reads.
         """
-        return self.p, None if self.rowwise else self.b, self.fade, self.k_faded, self.q_faded if self.local else None
+        queries = self.q_faded if self.local else None
+        return self.p, None if self.rowwise else self.b, self.fade, self.settled, self.k_faded, queries
 
     @property
     def aligned(self) -> bool:

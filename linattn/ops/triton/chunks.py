@@ -51,7 +51,7 @@ def portable_forward(*arguments: Any, **options: bool) -> launch.Tensors:
 
     call, wide = Flat(*(*arguments[:9], None, *arguments[9:11], False)), arguments[11]
     out = portable.FORMS["chunk"](call.inputs())
-    return out.o if wide else out.o.to(call.v.dtype), out.state, *(None,) * 7
+    return out.o if wide else out.o.to(call.v.dtype), out.state, *(None,) * 8
 
 
 @fitting.or_else(portable_forward, forward_name)
@@ -106,7 +106,7 @@ def prepare(run: Run, reuse: bool, spare: Tensor | None = None) -> launch.Tensor
     """Prepare the chunks; returns what the backward pass can ``reuse``, if it is kept. Otherwise it may alias ``spare``."""
     keeps = reuse and run.unkept() is None
     run.prepare(None if keeps else spare)
-    return run.prepared if keeps else (None,) * 5
+    return run.prepared if keeps else (None,) * 6
 
 
 def _shapes(run: Run, wide: bool) -> tuple[tuple[tuple[int, ...] | None, torch.dtype], ...]:
@@ -127,7 +127,7 @@ def joining(run: Run, links: Tensor | None) -> dict[str, Tensor | None]:
 
 def portable_backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tensors:
     """Compute :func:`backward` in operations of torch."""
-    *tensors, scale, ddecay = arguments[:-7]
+    *tensors, scale, ddecay = arguments[:-8]
 
     def run(*given: Tensor | None) -> launch.Tensors:
         return portable_forward(*given, tensors[9], scale, do.dtype == torch.float32)[:2]
@@ -145,12 +145,12 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tenso
 
     The arguments are those of ``linattn::chunk_backward``.
     """
-    *tensors, scale, ddecay, starts, links = arguments[:-5]
+    *tensors, scale, ddecay, starts, links = arguments[:-6]
     if fitting.refusal(forward_name(*tensors)):  # the forward pass has saved nothing then
         return portable_backward(do, dfinal, *arguments)
     given = Arguments(*tensors)
     dfinal = None if dfinal is None else dfinal.contiguous()
-    saved = (starts, links, *(t if t is not None and t.numel() else None for t in arguments[-5:]))
+    saved = (starts, links, *(t if t is not None and t.numel() else None for t in arguments[-6:]))
     found = launch.run(_backward, given.v, (*laid_out(*tensors), in_rows(side_by_side(do)), dfinal, *saved), scale, ddecay)
     return finished(given, found)
 
@@ -164,8 +164,8 @@ def finished(given: Arguments, found: launch.Tensors) -> launch.Tensors:
 
 
 def _backward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
-    *tensors, do, dfinal, starts, links = arguments[:-7]
-    *kept, scale, ddecay = arguments[-7:]
+    *tensors, do, dfinal, starts, links = arguments[:-8]
+    *kept, scale, ddecay = arguments[-8:]
     given = Arguments(*tensors)
     run = Run(recorder, given, scale)
     run.choose(do)
@@ -231,12 +231,12 @@ def outputs(*arguments: Any) -> launch.Tensors:
     *tensors, scale, wide, _ = arguments
     v = tensors[2]
     run = Run(launch.Recorder(v, ()), Arguments(*tensors), scale)
-    return *(None if shape is None else v.new_empty(shape, dtype=dtype) for shape, dtype in _shapes(run, wide)), *(None,) * 5
+    return *(None if shape is None else v.new_empty(shape, dtype=dtype) for shape, dtype in _shapes(run, wide)), *(None,) * 6
 
 
 def gradients(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tensors:
     """Empty gradients, as :func:`backward` returns them, for fake results of operators."""
-    *tensors, _, ddecay = arguments[:-7]
+    *tensors, _, ddecay = arguments[:-8]
     x = Arguments(*tensors)
     sequences = x.v.shape[0] if x.cu is None else x.cu.shape[0] - 1
     dinitial = x.v.new_empty((sequences, x.v.shape[2], x.k.shape[3], x.v.shape[3]), dtype=torch.float32)

@@ -74,7 +74,7 @@ def _remembers(name: Callable[..., Any]) -> Callable[..., Any]:
 
 @_remembers(forward_name)
 def forward(*arguments: Any) -> launch.Tensors:
-    """Output [B, T, H, V] of this part, the state after all parts (None unless ``last``), and eight tensors for the backward pass.
+    """Output [B, T, H, V] of this part, the state after all parts (None unless ``last``), and nine tensors for the backward pass.
 
     These are the states and links between segments, the links of the later parts, and what was prepared of the chunks, see
     :func:`linattn.ops.triton.chunks.forward`. The arguments are those of :data:`linattn.ops.recurrence.PARTS`.
@@ -153,7 +153,7 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tenso
 
     The arguments are those of :data:`linattn.ops.recurrence.PARTS`.
     """
-    *tensors, scale, ddecay, last, group, starts, links, passages = arguments[:-5]
+    *tensors, scale, ddecay, last, group, starts, links, passages = arguments[:-6]
     given, rank = Arguments(*tensors), group.rank
     sizes = _sizes(given)
     count = sizes.states
@@ -175,15 +175,15 @@ def backward(do: Tensor, dfinal: Tensor | None, *arguments: Any) -> launch.Tenso
             _fold(sizes, gathered[rank + 1 :], of_final, after[-sizes.state[0] :], passages)
 
     laid = (*laid_out(*tensors), in_rows(side_by_side(do)))
-    saved = (starts, links, *arguments[-5:])
+    saved = (starts, links, *arguments[-6:])
     found = launch.run(_backward, given.v, (*laid, after, *saved, folded), scale, ddecay, pauses=(send, receive))
     *others, dinitial = finished(given, found)
     return *others, dinitial if rank == 0 or given.initial is None else torch.zeros_like(dinitial)
 
 
 def _backward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
-    *tensors, do, after, starts, links = arguments[:-8]
-    *kept, folded, scale, ddecay = arguments[-8:]
+    *tensors, do, after, starts, links = arguments[:-9]
+    *kept, folded, scale, ddecay = arguments[-9:]
     run = Run(recorder, Arguments(*tensors), scale)
     run.local = True
     run.choose(do)

@@ -32,7 +32,7 @@ MOST = 65535  # most programs along the second dimension of a grid
 class Run(Call):
     """The kernels of a call, each with its launch."""
 
-    def prepare(self, spare: Tensor | None = None, kept: Sequence[Tensor | None] = (None,) * 5, ddecay: bool | None = None) -> None:
+    def prepare(self, spare: Tensor | None = None, kept: Sequence[Tensor | None] = (None,) * 6, ddecay: bool | None = None) -> None:
         """Compute the parts of the chunks that do not depend on the state: see prepare.py.
 
         A chunk of ``spare`` [B, T, H, ...] is written after the last use of the chunk's parts, so that its memory may hold some of them.
@@ -44,7 +44,7 @@ class Run(Call):
         fused = ddecay is not None and self.fuses(ddecay)
         in_rows = kept[1] is None
         if kept[0] is not None and (fused if self.family.decay == CHANNEL else in_rows == self.rowwise):
-            self.p, self.b, self.fade, self.k_faded, self.q_faded = kept
+            self.p, self.b, self.fade, self.settled, self.k_faded, self.q_faded = kept
             self.b = self.p if self.rowwise else self.b
             return
         p, rule, by_channel = self.plan, self.family.rule, self.family.decay == CHANNEL
@@ -77,7 +77,9 @@ class Run(Call):
         numbers = (*strides(self.q, self.k, self.read, self.write, self.decay, self.beta), *self.numbers)
         grid = (p.chunks, self.heads, 1)
         if options is not None:
-            self.recorder.launch(kernel, grid, tensors, numbers, **options, **self.constants)
+            if by_channel:
+                self.settled = self.empty(p.chunks, self.heads, -(-self.size_k // 64), dtype=torch.int32)
+            self.recorder.launch(kernel, grid, (*tensors, self.settled), numbers, **options, **self.constants)
             return
         c = table.prepare(self.family, self.card)
         done = self.empty(p.chunks, self.heads, dtype=torch.int32) if by_channel else None
@@ -276,17 +278,13 @@ class Run(Call):
         kernel, options = fast
         chunks = self.plan.chunks * heads
         programs = min(options.pop("programs", 1) * choice.multiprocessors(self.v.device), chunks)
-        by_channel = self.family.decay == CHANNEL
-        grid = (self.plan.chunks, heads, -(-self.size_k // 64) if by_channel else 1)
-        given = (*tensors, self.empty(*grid, dtype=torch.int32) if by_channel else None)  # marks of finished blocks of channels
-        constants["SPLIT"] = split
+        given, constants["SPLIT"] = (*tensors, self.settled), split
         if scan is None:
             self.recorder.launch(kernel, (programs, 1, 1), given, numbers, **options, **constants)
         else:
-            self._fused_channel(do, kept, to, scan, given[-1])
-        if by_channel:
-            kernel, options, programs = choice.unsettled(self.family, self.v.device)
-            grid = (min(programs, chunks * grid[2]), 1, 1)
+            given = (*tensors, self._fused_channel(do, kept, to, scan))
+        for kernel, options, programs in choice.unsettled(self.family, self.v.device):
+            grid = (min(programs, chunks * -(-self.size_k // 64)), 1, 1)
             self.recorder.launch(kernel, grid, given, numbers, **options, **constants)
         return self._summed(to, split)
 
@@ -313,21 +311,22 @@ class Run(Call):
         return self._summed(to, 1)
 
     def _fused_channel(
-        self, do: Tensor, kept: tuple[Tensor | None, ...], to: Gradients, scan: tuple[Tensor | None, ...], settled: Tensor | None
-    ) -> None:  # fmt: skip
-        """Scan the state's cotangent with a decay per channel and compute the gradients of the chunks that it marks as ``settled``."""
+        self, do: Tensor, kept: tuple[Tensor | None, ...], to: Gradients, scan: tuple[Tensor | None, ...]
+    ) -> Tensor:  # fmt: skip
+        """Scan the state's cotangent with a decay per channel and compute the gradients of chunks that settle; returns marks of them."""
         (ends, dv, dinitial), (states, dstates) = scan, kept[2:]
         kernel, options = choice.fused_channel()
+        marks = self.empty(self.plan.chunks, self.heads, self.size_k // 64, dtype=torch.int32)
         self.recorder.launch(
             kernel, (self.plan.segments, self.heads, 1),
             (
-                self.q, self.k, self.v, do, self.decay, self.cu, self.p, self.fade, states, dinitial if ends is None else ends,
-                dv, to.q, to.k,
-                to.decay, dstates, settled, dinitial,
+                self.q, self.k, self.v, do, self.decay, self.cu, self.p, self.fade, self.settled, states,
+                dinitial if ends is None else ends, dv, to.q, to.k, to.decay, dstates, marks, dinitial,
             ),
             (*strides(self.q, self.k, self.v, do, self.decay), *self.numbers, self.plan.length, 0 if ends is None else self.size_k),
             K=self.size_k, V=self.size_v, PACKED=self.constants["PACKED"], **options,
         )  # fmt: skip
+        return marks
 
     def _portable_gradients(
         self, tensors: Tensors, numbers: tuple[int | float, ...], heads: int, constants: dict[str, object], part: int = 0

@@ -72,9 +72,17 @@ def test_strengths_differ_between_halves_channels_and_packed_sequences(kind, dty
     times = torch.tensor([0.01, 0.3, 0.7, 0.9])[torch.randint(4, (tokens // half(dtype) + 1, 1, channels // 8), generator=random)]
     times = times.repeat_interleave(half(dtype), 0)[:tokens].repeat_interleave(8, -1)
     decay = -times * strength(dtype, 1.0)[1] * (0.8 + 0.2 * torch.rand(times.shape, generator=random))
-    decay[-CHUNK // 2 :, :, 8:16] *= 5.0
+    decay[-CHUNK // 2 :, :, -8:] *= 5.0
     decay[-CHUNK:][torch.rand(decay[-CHUNK:].shape, generator=random) < 0.002] = -torch.inf
     check(call.with_(decay=decay[None].double()), dtype)
+
+
+def test_one_program_finds_the_last_of_many_chunks(monkeypatch):
+    """It looks at 32 at a time."""
+    monkeypatch.setattr(run, "LEFT", 1)
+    call = make("plain", "BTHK", **SHAPE | {"T": 17 * CHUNK}, strength=0.01)
+    call.tensors["decay"][:, -CHUNK // 2 :] = -20.0
+    check(call, torch.float32)
 
 
 def test_a_reset_is_out_of_range(wide, monkeypatch):

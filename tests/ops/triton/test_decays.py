@@ -42,6 +42,21 @@ def test_everything_is_reset_at_every_token(kind):
     check(undivided(call.with_(decay=torch.full_like(call.tensors["decay"], -INF))), torch.float32)
 
 
+@pytest.mark.skipif(INTERPRETED, reason="halves settle in Hopper's own kernels alone, and the interpreter multiplies bfloat16 wrongly")
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "beta", "erase", "bonus"])
+def test_chunks_settle_as_a_whole_in_halves_or_not_at_all(kind, packed):
+    """Independent decays of mean -3, with which halves of chunks settle; weaker in some channels, stronger at some tokens."""
+    shape = dict(lengths=(300, 1, 63, 468)) if packed else dict(B=1, T=832)
+    call = make(kind, "BTHK", H=3, K=128, V=128, **shape)
+    decay = -6 * torch.rand(call.tensors["decay"].shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    decay[:, :, 0, :64] *= 0.1
+    decay[:, :, 1, 64:] *= 0.4
+    decay[:, 320:450] *= 3.0
+    decay[:, 640:] *= 0.1
+    check_tame(call.with_(decay=decay), torch.bfloat16)
+
+
 def test_weak_after_strong():
     """At a cumulative sum of -4e4 float32 resolves differences of 4e-3 only."""
     call = make("plain", "BTHK", B=1, T=3 * CHUNK, H=1, **SIZE, strength=(1e-3, 1e-2))

@@ -145,7 +145,7 @@ def test_a_kernel_that_does_not_fit_is_not_tried_again(device: str, monkeypatch:
 def test_chunks_prepared_once_and_lent_memory_change_no_bits(rule: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found, reused, prepare = [], [], Run.prepare
 
-    def prepared(run: Run, spare: Tensor | None = None, kept: tuple[Tensor | None, ...] = (None,) * 5, ddecay: bool | None = None) -> None:
+    def prepared(run: Run, spare: Tensor | None = None, kept: tuple[Tensor | None, ...] = (None,) * 6, ddecay: bool | None = None) -> None:
         reused.append(kept[0])
         prepare(run, spare, kept, ddecay)
 

@@ -25,6 +25,7 @@ class Sizes(NamedTuple):
     DDECAY: Any  # True if the decay's gradient is computed
     LOW: Any  # True if decays are split in two bfloat16 numbers
     STAGES: Any
+    SETTLED: Any = 0  # tokens of the blocks that settle in those blocks of channels that a kernel computes
 
 
 class Decays(NamedTuple):
@@ -71,7 +72,7 @@ class Call(NamedTuple):
     dwrite: Any
     ddecay: Any
     dbonus: Any
-    settled: Any  # flags of a chunk's blocks of channels whose gradients are done
+    settled: Any  # of how many tokens the blocks of a chunk settle, by block of channels, see decays.py
     tokens: Any  # of all sequences
 
 
@@ -101,7 +102,7 @@ class Tiles(NamedTuple):
     loaded: Loaded
     high: Any  # decays, then the summands past a token
     low: Any
-    factors: Any  # by channel, orders up to the middle, the weight up to there and from there on
+    factors: Any  # by channel, half of the orders of the chunk, and their weight
     hats: Any  # scaled queries and keys, then gradients
     sums: Any  # the summands across a token
 

@@ -97,21 +97,27 @@ def gradients(
         return None
     if decay is None or family.decay != CHANNEL:
         if family.rule == DELTA and family.decay == HEAD and k.shape[3] == hopper.WIDEST:  # measured with 128 keys alone
-            return gradients.gradients, {"SETTLED": True, "HALVES": True, **whole_delta.options()}
+            return gradients.gradients, {"HALVES": True, **whole_delta.options()}
         known = family.rule != ERASE and not family.before
-        return (gradients.gradients, {"SETTLED": True, **whole.options(family, k.shape[3], columns)}) if known else None
+        return (gradients.gradients, whole.options(family, k.shape[3], columns)) if known else None
     if not _suits(family, decay):
         return None
     module: Any = {PLAIN: settled_plain, DELTA: settled_delta, ERASE: settled_erase}[family.rule]
-    return gradients.gradients, {"SETTLED": True, **module.options(columns)}
+    return gradients.gradients, {"SETTLED": hopper.CHUNK, **module.options(columns)}
 
 
-def unsettled(family: Family, device: torch.device) -> tuple[Any, dict[str, Any], int]:
-    """The kernel for blocks of channels that do not settle, its options, and the number of programs that share them."""
+def unsettled(family: Family, device: torch.device) -> list[tuple[Any, dict[str, Any], int]]:
+    """The kernels for blocks of channels that do not settle as a whole, those whose halves do and others, with their options and the number
+    of programs that share them.
+    """
     from linattn.ops.triton.hopper import gradients, levels_delta, levels_erase, levels_plain
 
+    if family.decay != CHANNEL:
+        return []
     module: Any = {PLAIN: levels_plain, DELTA: levels_delta, ERASE: levels_erase}[family.rule]
-    return gradients.gradients, {"SETTLED": False, **module.options()}, module.programs(multiprocessors(device))
+    programs = module.programs(multiprocessors(device))
+    sizes = (0,) if family.before else (hopper.CHUNK // 2, 0)
+    return [(gradients.gradients, {"SETTLED": tokens, **module.options()}, programs) for tokens in sizes]
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -1,4 +1,9 @@
-"""Decays per channel, a block of channels of a chunk at a time: from memory to tiles for sums, and their gradients back."""
+"""Decays per channel, a block of channels of a chunk at a time: from memory to tiles for sums, and their gradients back.
+
+Consecutive tokens settle if by channel their decays sum to at most :data:`SPAN` binary orders: then queries and keys can be scaled to the
+middle of these orders, by factors of 2^-100 to 2^100, and one product serves all their pairs. bfloat16 and float32 end at 2^-126 and 2^128.
+prepare.py writes for each chunk and block of channels ``settled``, of how many tokens the blocks settle: 64, 32 or 0.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from linattn.ops.triton.hopper.chunks import Chunk, chunk
 from linattn.ops.triton.hopper.operands import BLOCK, NATURAL_RESET, C, add_two, keep_halves
 from linattn.ops.triton.tiles import LOG2E
 
+SPAN = gl.constexpr(200.0)
 ROWS = gl.constexpr(gl.BlockedLayout([4, 4], [2, 16], [4, 1], [1, 0]))  # [C / 2, BLOCK] of four warps, split by tokens
 
 
@@ -41,14 +47,12 @@ def halves_at(decays, place, block, work, sizes, layout: gl.constexpr):
 
 @gluon.jit
 def lay_out(early, late, high, low, at, LOW: gl.constexpr):
-    """Store a block's decays in the ``at``-th tiles; returns by channel the sums of log2 decays up to the middle of the chunk and after
-    it.
-    """
+    """Store a block's decays in the ``at``-th tiles; returns by channel half the sum of the log2 decays of the chunk."""
     early = gl.maximum(early.to(gl.float32), NATURAL_RESET)
     late = gl.maximum(late.to(gl.float32), NATURAL_RESET)
     keep_halves(early, late, high, low, at, LOW)
     of_early, of_late = gl.reduce((early, late), 0, add_two)
-    return of_early * LOG2E, of_late * LOG2E
+    return (of_early + of_late) * (0.5 * LOG2E)
 
 
 @gluon.jit
@@ -61,6 +65,14 @@ def lay_out_orders(early, late, high, low, LOW: gl.constexpr):
         late = late * LOG2E
     keep_halves(early, late, high, low, 0, LOW)
     return early, late
+
+
+@gluon.jit
+def settles(settled, item, work, sizes):
+    """Tokens of the blocks that settle in the ``item``-th block of channels of all chunks and heads."""
+    BLOCKS: gl.constexpr = sizes.K // BLOCK
+    place = item // BLOCKS
+    return gl.load(settled + place // sizes.SPLIT * BLOCKS + item % BLOCKS, mask=place < work.places, other=-1)
 
 
 @gluon.jit

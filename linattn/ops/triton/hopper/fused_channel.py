@@ -290,8 +290,8 @@ def add_up(tiles, results, ddecay, here, at, chunk, K: gl.constexpr):
 
 
 @gluon.jit
-def load_pairs(bars, sources, tiles, weights, fade, marks, here, K: gl.constexpr):
-    """Load queries, keys and decays of chunk after chunk, from the last, and mark the chunks that settle."""
+def load_pairs(bars, sources, tiles, weights, fade, settled, marks, here, K: gl.constexpr):
+    """Load queries, keys and decays of chunk after chunk, from the last, and mark the chunks that settle; of others at most halves do."""
     layout: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
     channel = gl.arange(0, K, layout)
     for i in range(here.count):
@@ -300,12 +300,13 @@ def load_pairs(bars, sources, tiles, weights, fade, marks, here, K: gl.constexpr
         stage = i % 2
         place = chunk.to(gl.int64) * here.heads
         f = gl.load(fade + place * K + channel)
-        settled = gl.min(f, 0) >= gl.exp2(gl.minimum(here.rows - row, C) * LEAST)
-        gl.store(marks + place * (K // BLOCK) + gl.arange(0, K // BLOCK, layout), settled.to(gl.int32))
+        settles = gl.min(f, 0) >= gl.exp2(gl.minimum(here.rows - row, C) * LEAST)
+        blocks = place * (K // BLOCK) + gl.arange(0, K // BLOCK, layout)
+        gl.store(marks + blocks, gl.where(settles, C, gl.minimum(gl.load(settled + blocks), C // 2)))
         full = bars.pair_full.index(stage)
         mbarrier.wait(bars.pair_empty.index(stage), (i // 2 & 1) ^ 1)
-        weights.settled.index(stage).store(gl.full([1], 1, gl.int32, layout) * settled.to(gl.int32))
-        weights.fade.index(stage).store(gl.where(settled, gl.sqrt(f), f))
+        weights.settled.index(stage).store(gl.full([1], 1, gl.int32, layout) * settles.to(gl.int32))
+        weights.fade.index(stage).store(gl.where(settles, gl.sqrt(f), f))
         mbarrier.arrive(full, count=1)
         mbarrier.expect(full, 6 * C * K)
         tma.load(sources.decay, [row, 0], full, tiles.decay.index(stage))
@@ -334,13 +335,14 @@ def load_values(bars, sources, tiles, here, K: gl.constexpr):
     "sequences", "tokens", "heads", "group", "length", "given",
 ])  # fmt: skip
 def fused_channel(
-    q, k, v, do, decay, cu, p, fade, states, ends, dv, dq, dk, ddecay, dstates, settled, dinitial,
+    q, k, v, do, decay, cu, p, fade, settled, states, ends, dv, dq, dk, ddecay, dstates, marks, dinitial,
     q_token, q_head, k_token, k_head, v_token, v_head, do_token, do_head, decay_token, decay_head,
     sequences, tokens, heads, group, scale, length, given,
     K: gl.constexpr, V: gl.constexpr, PACKED: gl.constexpr,
     REGISTERS: gl.constexpr, SUMS: gl.constexpr, FEW: gl.constexpr,
 ):  # fmt: skip
-    """``settled`` [chunks, H, K / 64] marks finished chunks; the cotangents after the others are written to ``dstates``.
+    """``marks`` [chunks, H, K / 64] has of how many tokens the blocks of a chunk settle, as ``settled``, but all of them where the chunk is
+    finished here; the cotangents after the others are written to ``dstates``.
 
     ``ends`` has ``given`` channels, all or none.
     """
@@ -384,12 +386,12 @@ def fused_channel(
         if dinitial is not None:
             end = dinitial + (n.to(gl.int64) * heads + head) * K * V
         edges = (start, given, end, index == 0, V)
-        marks = settled + place * (K // BLOCK)
+        first_block = place * (K // BLOCK)
         gl.warp_specialize([
             (half, (0, bars, sources, tiles, weights, edges, here, scale, K)),
             (half, (1, bars, sources, tiles, weights, edges, here, scale, K)),
             (scale_and_sum, (bars, tiles, weights, results, ddecay, here, scale, K)),
-            (load_pairs, (bars, sources, tiles, weights, fade + place * K, marks, here, K)),
+            (load_pairs, (bars, sources, tiles, weights, fade + place * K, settled + first_block, marks + first_block, here, K)),
             (load_values, (bars, sources, tiles, here, K)),
         ], [4, 4, 1, 1], [REGISTERS, SUMS, FEW, FEW])  # fmt: skip
 

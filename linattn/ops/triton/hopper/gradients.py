@@ -1,8 +1,9 @@
 """``gradients`` for Hopper, in Gluon: one kernel whose body depends on the family.
 
-Without a decay per channel whole chunks are computed at once (whole.py). With one, a first launch (settled_*.py) computes all chunks
-and flags the blocks of channels that settle: their decays are within the range of one product, so their gradients are exact. A second
-launch (levels_*.py) computes the others, level by level.
+Without a decay per channel whole chunks are computed at once (whole.py). With one, ``settled`` says of how many tokens the blocks of a
+chunk settle (see decays.py), by block of channels. A first launch (settled_*.py) computes all chunks of the programs that have one that
+settles as a whole, with exact gradients where they do. Two more (levels_*.py) compute those of which the halves settle, and the others,
+level by level.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ def gradients(
     sequences, tokens, heads, group, scale, chunks_before,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr,
     BEFORE: gl.constexpr, PACKED: gl.constexpr, BITS: gl.constexpr, PRECISION: gl.constexpr, kind: gl.constexpr,
-    SPLIT: gl.constexpr, DDECAY: gl.constexpr, SETTLED: gl.constexpr,
+    SPLIT: gl.constexpr, DDECAY: gl.constexpr, SETTLED: gl.constexpr = 0,
     STAGES: gl.constexpr = 1, PAIRS: gl.constexpr = 1, REGISTERS: gl.constexpr = 0, SUMS: gl.constexpr = 0, FEW: gl.constexpr = 0,
     HALVES: gl.constexpr = False,
 ):  # fmt: skip
-    """``SETTLED``: compute blocks of channels that settle, or those that do not. The last constants are a body's ``options``."""
+    """``SETTLED``: tokens of the blocks that settle in what is computed: 64, 32 or 0. The last constants are a body's ``options``."""
     if PACKED:
         chunks = tokens // C + sequences
         length = tokens
@@ -62,20 +63,16 @@ def gradients(
         whole.gradients(call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, False, STAGES), DECAY, RULE, BITS, PAIRS, REGISTERS, FEW)
     else:
         LOW: gl.constexpr = decay.dtype.element_ty != gl.bfloat16
-        if SETTLED:
+        if SETTLED == C:
             if RULE == PLAIN:
-                settled_plain.gradients(
-                    call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES), REGISTERS, SUMS, FEW
-                )  # fmt: skip
+                settled_plain.gradients(call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES, SETTLED), REGISTERS, SUMS, FEW)
             elif RULE == DELTA:
-                settled_delta.gradients(
-                    call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES), REGISTERS, SUMS, FEW
-                )  # fmt: skip
+                settled_delta.gradients(call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES, SETTLED), REGISTERS, SUMS, FEW)
             else:
-                settled_erase.gradients(call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES))
+                settled_erase.gradients(call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES, SETTLED))
         elif RULE == PLAIN:
-            levels_plain.gradients(call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES))
+            levels_plain.gradients(call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES, SETTLED))
         elif RULE == DELTA:
-            levels_delta.gradients(call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES))
+            levels_delta.gradients(call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES, SETTLED))
         else:
-            levels_erase.gradients(call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES))
+            levels_erase.gradients(call, work, Sizes(K, V, SPLIT, BEFORE, PACKED, DDECAY, LOW, STAGES, SETTLED))

@@ -15,8 +15,9 @@ from linattn.ops.triton.hopper import tma
 from linattn.ops.triton.hopper.call import Loaded
 from linattn.ops.triton.hopper.chunks import chunk
 from linattn.ops.triton.hopper.common import barriers
+from linattn.ops.triton.hopper.decays import settles
 from linattn.ops.triton.hopper.names import barrier, fence_async_shared
-from linattn.ops.triton.hopper.operands import BLOCK
+from linattn.ops.triton.hopper.operands import BLOCK, C, left
 
 
 class Place(NamedTuple):
@@ -40,15 +41,14 @@ class Tiles(NamedTuple):
 
 
 @gluon.jit
-def unsettled(start, settled, blocks):
-    """First unfinished block of this program from ``start`` on; ``blocks`` if there is none."""
+def unsettled(start, settled, blocks, work, sizes):
+    """First block of this program, from ``start`` on, of which blocks of ``sizes.SETTLED`` tokens settle; ``blocks`` if there is none."""
     WARPS: gl.constexpr = gl.num_warps()
     ahead = gl.arange(0, 32, gl.BlockedLayout([1], [32], [WARPS], [0])) * gl.num_programs(0)
     found = blocks
     while start < blocks:
         here = start + ahead
-        done = gl.load(settled + here, mask=here < blocks, other=1)
-        found = gl.min(gl.where(done == 0, here, blocks), 0)
+        found = gl.min(gl.where(settles(settled, here, work, sizes) == sizes.SETTLED, here, blocks), 0)
         start = gl.where(found < blocks, blocks, start + 32 * gl.num_programs(0))
     return found
 
@@ -68,7 +68,7 @@ def each_unsettled(make: gl.constexpr, item, call, work, sources, tiles, sizes):
         if here.rows > 0:
             make(Place(place, item % BLOCKS, here), phase, bars.index(0), call, work, sources, tiles, sizes)
             phase ^= 1
-        item = unsettled(item + gl.num_programs(0), call.settled, blocks)
+        item = unsettled(item + gl.num_programs(0), call.settled, blocks, work, sizes)
     tma.store_wait(0)
 
 
@@ -82,6 +82,39 @@ def in_range(first, count, other):
     bits = bits >> (other & 6).to(gl.uint64)
     half = gl.where(other < 32, bits & 0xFFFFFFFF, bits >> 32).to(gl.uint32).to(gl.int32, bitcast=True)
     return (half & 0x01010101) * 255, (half >> 1 & 0x01010101) * 255, ((other >> 3) & 3) * 0x1111 + 0x4400
+
+
+@gluon.jit
+def first_size(zero, sizes):
+    """The first m of the loop over steps; in a loop of three, a constant would let the compiler unroll it and spill."""
+    return C // 2 + zero if sizes.SETTLED > 0 else C // 2
+
+
+@gluon.jit
+def last_size(sizes):
+    """The last m of the loop over steps."""
+    return C // 8 if sizes.SETTLED > 0 else 2 if sizes.BEFORE else 1
+
+
+@gluon.jit
+def roles(token, m, sizes):
+    """Step m of the loop: masks of rows, those that are queries and those whose partners' tile has queries, and the range of partners.
+
+    The range is the first and the number of columns, for ``in_range``.
+    """
+    if sizes.SETTLED > 0:
+        level, reads = m == C // 2, m == C // 4
+        late = gl.where(level, token & m, gl.where(reads, 1, 0)) != 0
+        met_late = gl.where(level, token & m, gl.where(reads, 0, 1)) != 0
+        within = token & (C // 2 - 1)
+        first = gl.where(level, (token ^ m) & -m, gl.where(reads, token - within, gl.minimum(token + 1, C - 1)))
+        count = gl.where(level, m, gl.where(reads, within, C // 2 - 1 - within))
+    else:
+        late = (token & m) != 0
+        met_late = late
+        first = (token ^ m) & -m
+        count = token * 0 + m
+    return late, met_late, first, count
 
 
 @gluon.jit
@@ -106,3 +139,28 @@ def ones(span):
 def choose(which, a, b):
     """``a`` if ``which`` has all bits set, ``b`` if none."""
     return gl.inline_asm_elementwise("lop3.b32 $0, $1, $2, $3, 0xCA;", "=r,r,r,r", [which, a, b], gl.bfloat16, True, 2)
+
+
+@gluon.jit
+def up_to_middle(token, m, other, sizes, BEFORE: gl.constexpr):
+    """[C, C], a left operand for sums of decays between a token and the middle of its block of 2m tokens; in later steps where halves
+    settle, from where half of the sum of a half is reached up to each token. Of queries without their own decay if they read ``BEFORE``.
+    """
+    if sizes.SETTLED > 0:
+        if m == C // 2:
+            picked = level(token, m, other, BEFORE)
+        else:
+            signed = gl.where(other < token if BEFORE else other <= token, 0.5, -0.5)
+            picked = left(gl.where((token ^ other) < C // 2, signed, 0.0))
+    else:
+        picked = level(token, m, other, BEFORE)
+    return picked
+
+
+@gluon.jit
+def level(token, m, other, BEFORE: gl.constexpr):
+    """[C, C]: 1 for decays between a token and the middle of its block of 2m."""
+    upper = (token & m) != 0
+    middle = (token | (2 * m - 1)) - m
+    count = gl.where(upper, token - middle - (1 if BEFORE else 0), middle - token)
+    return left(ones(in_range(gl.where(upper, middle, token) + 1, count, other)))

@@ -19,9 +19,20 @@ from triton.experimental.gluon import language as gl
 from linattn.ops.triton.hopper import tma
 from linattn.ops.triton.hopper.call import Loaded, sources_of
 from linattn.ops.triton.hopper.chunks import fetch, send, state_at
-from linattn.ops.triton.hopper.common import buffer, numbers
+from linattn.ops.triton.hopper.common import away_from_zero, buffer, numbers
 from linattn.ops.triton.hopper.decays import columns, halves_at, lay_out_orders, save_gradients
-from linattn.ops.triton.hopper.levels import Tiles, choose, cut, each_unsettled, in_range, ones, unsettled
+from linattn.ops.triton.hopper.levels import (
+    Tiles,
+    choose,
+    cut,
+    each_unsettled,
+    first_size,
+    in_range,
+    last_size,
+    roles,
+    unsettled,
+    up_to_middle,
+)
 from linattn.ops.triton.hopper.levels_plain import programs
 from linattn.ops.triton.hopper.names import barrier, fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.operands import (
@@ -122,23 +133,26 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     own = gl.sum(gl.where(token == other, g, 0.0), 1)[:, None]
     hold(gs, g)
     g = mirrored(xb, eb, token, other, -1.0)
+    of_strength = gl.sum(gl.where(token == other, g, 0.0), 1)
     barrier()  # values and cotangents have been read
     hold(ns, g)
 
     # From pairs of different tokens.
-    m = C // 2
-    while m > 0:
+    m = first_size(zero, sizes)
+    while m >= last_size(sizes):
         token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + zero * m  # recomputed: dependent values do not fit into registers
-        upper = (token & m) != 0
-        middle = (token | (2 * m - 1)) - m
-        span = in_range(gl.where(upper, middle, token) + 1, gl.where(upper, token - middle, middle - token), other)
-        orders = start_sum(left(ones(span)), high, low, 0, sizes.LOW)
-        span = in_range((token ^ m) & -m, token * 0 + m, other)
+        upper, met_upper, first, count = roles(token, m, sizes)
+        orders = start_sum(up_to_middle(token, m, other, sizes, False), high, low, 0, sizes.LOW)
+        span = in_range(first, count, other)
         met_by = left(cut(gs.load(WIDE), span))
         orders = warpgroup_mma_wait(0, deps=[orders])
         e = exp2(orders * ORDERS)
+        weight = e
+        if sizes.SETTLED > 0:
+            e = exp2(orders * gl.where(m == C // 4, -ORDERS, ORDERS))
+            weight = exp2(orders * gl.where(m == C // 8, -ORDERS, ORDERS))
         barrier()  # all warps' products of the last size are done
-        z = choose(gl.where(upper, -1, 0).to(gl.int16), qb.load(WIDE), kb.load(WIDE)).to(gl.float32)
+        z = choose(gl.where(met_upper, -1, 0).to(gl.int16), qb.load(WIDE), kb.load(WIDE)).to(gl.float32)
         hold(met, z * e)
         hold(met_keys, held(kb) * e)
         fence_async_shared()
@@ -149,15 +163,22 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
         met_by = left(cut(ns.load(WIDE), span))
         p = warpgroup_mma_wait(0, deps=[p])
         if sizes.DDECAY:
-            cross += held(met) * p * (late_half - early_half)
-        p = p * e
+            hat = held(met)
+            if sizes.SETTLED > 0:
+                hat = choose(gl.where(upper, -1, 0).to(gl.int16), qb.load(WIDE), kb.load(WIDE)).to(gl.float32)
+                hat = (hat * weight).to(gl.bfloat16).to(gl.float32)
+            cross += hat * p * (late_half - early_half)
+        p = p * weight
         dq += p * late_half
         dk += p * early_half
         p = warpgroup_mma(met_by, met_keys, nothing, use_acc=False, is_async=True)
         p = warpgroup_mma_wait(0, deps=[p])
         if sizes.DDECAY:
-            cross += held(met_keys) * p * (late_half - early_half)
-        dk += p * e
+            hat = held(met_keys)
+            if sizes.SETTLED > 0:
+                hat = (held(kb) * weight).to(gl.bfloat16).to(gl.float32)
+            cross += hat * p * (late_half - early_half)
+        dk += p * weight
         m = m // 2
 
     # From each token itself.
@@ -179,13 +200,26 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
         dd = warpgroup_mma_wait(0, deps=[dd])
         dd = dd + through
         save_gradients(call.ddecay, dd, here, token, block, work, sizes.K)
+    if block == 0:
+        save_strengths(-of_strength, call.strengths, here)
+
+
+@gluon.jit
+def save_strengths(d, strengths, here):
+    """Store the gradients of the strengths, the products ``d`` of each token's cotangent and value over the squared strengths."""
+    row = gl.arange(0, C, gl.SliceLayout(1, WIDE))
+    time = here.first.to(gl.int64) + row
+    of_head = strengths.base + time * strengths.token + here.head // strengths.split * strengths.head
+    b = away_from_zero(gl.load(of_head, mask=row < here.rows, other=1.0).to(gl.float32))
+    d = d / (b * b)
+    gl.store(strengths.to + time * strengths.heads + here.head, d.to(strengths.to.dtype.element_ty), mask=row < here.rows)
 
 
 @gluon.jit
 def gradients(call, work, sizes):
-    """Compute the gradients of blocks that do not settle; those of the strengths, independent of decays, are already done."""
+    """Compute the gradients of blocks that do not settle; with the first block of channels of a chunk those of its strengths."""
     blocks = work.places * (sizes.K // BLOCK)
-    item = unsettled(gl.program_id(0), call.settled, blocks)
+    item = unsettled(gl.program_id(0), call.settled, blocks, work, sizes)
     if item < blocks:
         sources = sources_of(call, work, sizes, BLOCK)
         V: gl.constexpr = sizes.V

@@ -25,7 +25,7 @@ from linattn.ops.triton.hopper.call import gradients_of, values_of, vectors_of
 from linattn.ops.triton.hopper.chunks import chunk, fetch, of_states, send, state_at
 from linattn.ops.triton.hopper.common import barriers, buffer, numbers
 from linattn.ops.triton.hopper.decays import columns, halves, lay_out_orders, save_gradients
-from linattn.ops.triton.hopper.levels import choose, cut, in_range, ones, unsettled
+from linattn.ops.triton.hopper.levels import choose, cut, first_size, in_range, last_size, roles, unsettled, up_to_middle
 from linattn.ops.triton.hopper.names import barrier, fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.operands import (
     BLOCK,
@@ -200,29 +200,36 @@ def by_levels(item, next_item, phase, full, call, work, sources, tiles, sizes):
     bring_values(full, work, sources, tiles, next_item, sizes)
 
     # From pairs of different tokens.
-    m = C // 2
-    while m > 0:
+    m = first_size(zero, sizes)
+    while m >= last_size(sizes):
         token = gl.arange(0, C, gl.SliceLayout(1, EACH))[:, None] + zero * m  # recomputed: dependent values do not fit into registers
-        upper = (token & m) != 0
-        middle = (token | (2 * m - 1)) - m
-        start = gl.where(upper, middle, token) + 1
-        span = in_range(start, gl.where(upper, token - middle, middle - token), other)
-        orders = start_sum(left(ones(span)), high, low, 0, sizes.LOW)
-        span = in_range(start, gl.where(upper, token - middle - 1, middle - token), other)
-        orders_before = start_sum(left(ones(span)), high, low, 0, sizes.LOW)
-        span = in_range((token ^ m) & -m, token * 0 + m, other)
+        orders = start_sum(up_to_middle(token, m, other, sizes, False), high, low, 0, sizes.LOW)
+        orders_before = start_sum(up_to_middle(token, m, other, sizes, True), high, low, 0, sizes.LOW)
+        _, _, first, count = roles(token, m, sizes)
+        span = in_range(first, count, other)
         first_by = left(cut(g_tile.load(EACH), span))
         second_by = left(cut(gn_tile.load(EACH), span))
         row = gl.arange(0, C, of_tokens)[:, None] + zero * m
-        is_late = gl.where((row & m) != 0, -1, 0).to(gl.int16)
-        late_half = gl.where((row & m) != 0, 1.0, 0.0)
+        upper, met_upper, _, _ = roles(row, m, sizes)
+        is_late = gl.where(upper, -1, 0).to(gl.int16)
+        met_late = gl.where(met_upper, -1, 0).to(gl.int16)
+        late_half = gl.where(upper, 1.0, 0.0)
         early_half = 1.0 - late_half
         orders, orders_before = warpgroup_mma_wait(0, deps=[orders, orders_before])
         e = exp2(orders * ORDERS)
         f = exp2(orders_before * ORDERS)
+        weight = e
+        weight_before = f
+        if sizes.SETTLED > 0:
+            sign = gl.where(m == C // 4, -ORDERS, ORDERS)
+            e = exp2(orders * sign)
+            f = exp2(gl.where(m == C // 4, orders, orders_before) * sign)
+            sign = gl.where(m == C // 8, -ORDERS, ORDERS)
+            weight = exp2(orders * sign)
+            weight_before = exp2(gl.where(m == C // 8, orders, orders_before) * sign)
         barrier()  # all warps' products of the last size are done
-        hold(tiles.z, choose(is_late, qb.load(SHARE), kb.load(SHARE)).to(gl.float32) * e)
-        hold(tiles.y, choose(is_late, rb.load(SHARE), wb.load(SHARE)).to(gl.float32) * f)
+        hold(tiles.z, choose(met_late, qb.load(SHARE), kb.load(SHARE)).to(gl.float32) * e)
+        hold(tiles.y, choose(met_late, rb.load(SHARE), wb.load(SHARE)).to(gl.float32) * f)
         fence_async_shared()
         barrier()
         p = warpgroup_mma(first_by, tiles.z, nothing, use_acc=False, is_async=True)
@@ -233,16 +240,24 @@ def by_levels(item, next_item, phase, full, call, work, sources, tiles, sizes):
         p_before = warpgroup_mma(fourth_by, tiles.y, p_before, is_async=True)
         p = warpgroup_mma_wait(2, deps=[p])
         if sizes.DDECAY:
-            cross += held(tiles.z) * p * (late_half - early_half)
-        p = p * e
+            hat = held(tiles.z)
+            if sizes.SETTLED > 0:
+                hat = choose(is_late, qb.load(SHARE), kb.load(SHARE)).to(gl.float32)
+                hat = (hat * weight).to(gl.bfloat16).to(gl.float32)
+            cross += hat * p * (late_half - early_half)
+        p = p * weight
         dq += p * late_half
         dk += p * early_half
         p_before = warpgroup_mma_wait(0, deps=[p_before])
         if sizes.DDECAY:
-            c = held(tiles.y) * p_before
+            hat = held(tiles.y)
+            if sizes.SETTLED > 0:
+                hat = choose(is_late, rb.load(SHARE), wb.load(SHARE)).to(gl.float32)
+                hat = (hat * weight_before).to(gl.bfloat16).to(gl.float32)
+            c = hat * p_before
             cross -= c * early_half
             cross_before += c * late_half
-        p_before = p_before * f
+        p_before = p_before * weight_before
         dr += p_before * late_half
         dw += p_before * early_half
         m = m // 2
@@ -286,11 +301,11 @@ def seek(item, call, work, sizes):
     """First unfinished block of this program with tokens, from ``item`` on."""
     BLOCKS: gl.constexpr = sizes.K // BLOCK
     blocks = work.places * BLOCKS
-    item = unsettled(item, call.settled, blocks)
+    item = unsettled(item, call.settled, blocks, work, sizes)
     if sizes.PACKED:
         rows = chunk(item // BLOCKS, work, sizes.PACKED).rows
         while (item < blocks) & (rows <= 0):
-            item = unsettled(item + gl.num_programs(0), call.settled, blocks)
+            item = unsettled(item + gl.num_programs(0), call.settled, blocks, work, sizes)
             rows = chunk(item // BLOCKS, work, sizes.PACKED).rows
     return item
 

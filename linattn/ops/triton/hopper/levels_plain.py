@@ -22,7 +22,18 @@ from linattn.ops.triton.hopper.call import Loaded, sources_of
 from linattn.ops.triton.hopper.chunks import fetch, send, state_at
 from linattn.ops.triton.hopper.common import buffer, numbers
 from linattn.ops.triton.hopper.decays import ROWS, halves_at, lay_out_orders, save_gradients
-from linattn.ops.triton.hopper.levels import Tiles, choose, cut, each_unsettled, in_range, ones, unsettled
+from linattn.ops.triton.hopper.levels import (
+    Tiles,
+    choose,
+    cut,
+    each_unsettled,
+    first_size,
+    in_range,
+    last_size,
+    roles,
+    unsettled,
+    up_to_middle,
+)
 from linattn.ops.triton.hopper.names import barrier, fence_async_shared, mbarrier, reinterpret, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.operands import (
     BLOCK,
@@ -107,6 +118,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
     if sizes.BEFORE:
         near = warpgroup_mma(near_below, kb, nothing, use_acc=False, is_async=True)
         dq += warpgroup_mma_wait(0, deps=[near])
+        gl.store(call.dbonus + at.place * sizes.K + block * BLOCK + channel, gl.sum(own * held(qb) * held(kb), 0))
         sent = held(kb) * dk
         near = warpgroup_mma(near_above, qb, nothing, use_acc=False, is_async=True)
         dk += warpgroup_mma_wait(0, deps=[near])
@@ -119,16 +131,19 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
 
     # From pairs of different tokens.
     inner = nothing
-    m = C // 2
-    while m > (1 if sizes.BEFORE else 0):
+    m = first_size(zero, sizes)
+    while m >= last_size(sizes):
         token = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None] + zero * m  # recomputed: dependent values do not fit into registers
-        upper = (token & m) != 0
-        orders = start_sum(left(up_to_middle(token, upper, m, other, sizes.BEFORE)), high, low, 0, sizes.LOW)
-        span = in_range((token ^ m) & -m, token * 0 + m, other)
-        met_by = left(cut(gs.load(WIDE), span))
-        z = choose(gl.where(upper, -1, 0).to(gl.int16), qb.load(WIDE), kb.load(WIDE)).to(gl.float32)
+        upper, met_upper, first, count = roles(token, m, sizes)
+        orders = start_sum(up_to_middle(token, m, other, sizes, sizes.BEFORE), high, low, 0, sizes.LOW)
+        met_by = left(cut(gs.load(WIDE), in_range(first, count, other)))
+        z = choose(gl.where(met_upper, -1, 0).to(gl.int16), qb.load(WIDE), kb.load(WIDE)).to(gl.float32)
         orders = warpgroup_mma_wait(0, deps=[orders])
         e = exp2(orders * ORDERS)
+        weight = e
+        if sizes.SETTLED > 0:
+            e = exp2(orders * gl.where(m == C // 4, -ORDERS, ORDERS))
+            weight = exp2(orders * gl.where(m == C // 8, -ORDERS, ORDERS))
         barrier()  # all warps' products of the last size are done
         hold(met, z * e)
         fence_async_shared()
@@ -138,13 +153,17 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
         late_half = gl.where(upper, 1.0, 0.0)
         early_half = 1.0 - late_half
         if sizes.DDECAY:
-            c = held(met) * p
+            hat = held(met)
+            if sizes.SETTLED > 0:
+                hat = choose(gl.where(upper, -1, 0).to(gl.int16), qb.load(WIDE), kb.load(WIDE)).to(gl.float32)
+                hat = (hat * weight).to(gl.bfloat16).to(gl.float32)
+            c = hat * p
             if sizes.BEFORE:
                 cross += c * late_half
                 inner -= c * early_half
             else:
                 cross += c * (late_half - early_half)
-        p = p * e
+        p = p * weight
         dq += p * late_half
         dk += p * early_half
         m = m // 2
@@ -191,18 +210,10 @@ def pick_from(chosen, x):
 
 
 @gluon.jit
-def up_to_middle(token, upper, m, other, BEFORE: gl.constexpr):
-    """[C, C]: 1 for decays between a token and the middle of its block of 2m, without its own decay if queries read ``BEFORE``."""
-    middle = (token | (2 * m - 1)) - m
-    count = gl.where(upper, token - middle - (1 if BEFORE else 0), middle - token)
-    return ones(in_range(gl.where(upper, middle, token) + 1, count, other))
-
-
-@gluon.jit
 def gradients(call, work, sizes):
-    """Compute the gradients of blocks that do not settle; that of the bonus, independent of decays, is already done."""
+    """Compute the gradients of blocks that do not settle."""
     blocks = work.places * (sizes.K // BLOCK)
-    item = unsettled(gl.program_id(0), call.settled, blocks)
+    item = unsettled(gl.program_id(0), call.settled, blocks, work, sizes)
     if item < blocks:
         sources = sources_of(call, work, sizes, BLOCK)
         V: gl.constexpr = sizes.V

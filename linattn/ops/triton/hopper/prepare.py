@@ -32,6 +32,7 @@ class Call(NamedTuple):
     k_faded: Any
     write_faded: Any
     fade: Any
+    settled: Any
     heads: Any
     group: Any
     scale: Any
@@ -52,7 +53,7 @@ class Slot(NamedTuple):
 ])  # fmt: skip
 def prepare(
     q, k, v, read, write, decay, beta, bonus, cu,
-    p, p_write, b, t_inverse, w, q_faded, k_faded, write_faded, fade,
+    p, p_write, b, t_inverse, w, q_faded, k_faded, write_faded, fade, settled,
     q_token, q_head, k_token, k_head, read_token, read_head, write_token, write_head, decay_token, decay_head, beta_token, beta_head,
     sequences, tokens, heads, group, scale,
     K: gl.constexpr, C: gl.constexpr, DECAY: gl.constexpr, RULE: gl.constexpr, BEFORE: gl.constexpr,
@@ -67,7 +68,7 @@ def prepare(
         call = Call(
             Rows(q, q_token, q_head), Rows(k, k_token, k_head), Rows(read, read_token, read_head), Rows(write, write_token, write_head),
             Rows(decay, decay_token, decay_head), Rows(beta, beta_token, beta_head), bonus,
-            p, p_write, b, t_inverse, w, q_faded, k_faded, write_faded, fade, heads, group, scale,
+            p, p_write, b, t_inverse, w, q_faded, k_faded, write_faded, fade, settled, heads, group, scale,
         )  # fmt: skip
         at = Slot(slot, head, first, last)
         if DECAY != CHANNEL:

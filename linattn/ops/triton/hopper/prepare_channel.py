@@ -13,9 +13,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper.common import numbers
+from linattn.ops.triton.hopper.decays import SPAN
 from linattn.ops.triton.hopper.names import copy_async, copy_commit, fence_async_shared, reinterpret, warpgroup_mma_wait
-from linattn.ops.triton.hopper.operands import BLOCK, NATURAL_RESET, WIDE, C, add_two, exp2, keep, pick, start_sum
-from linattn.ops.triton.tiles import FARTHEST, LOG2E
+from linattn.ops.triton.hopper.operands import BLOCK, NATURAL_RESET, WIDE, C, add_two, exp2, held, keep, left, pick, start_sum
+from linattn.ops.triton.tiles import LOG2E
 
 # Binary orders: a chunk of the delta rule that is scaled to its start has factors of 2^-96 to 2^96, and bfloat16 ends at 2^-126 and 2^128.
 WHOLE = gl.constexpr(96.0)
@@ -103,12 +104,21 @@ def between(i, middle, t):
 
 
 @gluon.jit
+def largest_settled(early, late, of_half):
+    """The most tokens, a power of two up to 32, of which all blocks settle; ``of_half``: the orders of the strongest half of a channel."""
+    n = C // 2
+    if of_half < -SPAN:
+        n = gl.minimum(smallest_far(early), smallest_far(late)) // 2
+    return n
+
+
+@gluon.jit
 def smallest_far(a):
-    """The least m, a power of two up to 32, for which m consecutive tokens (from a multiple of m on) sum to more than FARTHEST."""
+    """The least n, a power of two up to 32, for which n consecutive tokens (from a multiple of n on) do not settle; 32 is not tested."""
     K: gl.constexpr = a.shape[1]
     least = gl.full(a.shape, 32, gl.int32, a.type.layout)
     for n in gl.static_range(5):
-        least = gl.where(a < -FARTHEST / LOG2E, gl.minimum(least, 2**n), least)
+        least = gl.where(a < -SPAN / LOG2E, gl.minimum(least, 2**n), least)
         a = gl.sum(gl.reshape(a, [16 >> n, 2, K]), 1)
         least = gl.min(gl.reshape(least, [16 >> n, 2, K]), 1)
     return gl.min(gl.min(least, 0), 0)
@@ -122,15 +132,43 @@ def summed(chosen, decays, block):
 
 
 @gluon.jit
-def save_totals(early, late, call, here, K: gl.constexpr):
-    """Store the decay of a chunk, also in shared memory by block; returns the log2 of the strongest."""
+def each(decays, block):
+    """The decays [C, BLOCK] themselves, as they are summed."""
+    high, low = decays
+    a = held(high.index(block))
+    if low is not None:
+        a += held(low.index(block))
+    return a
+
+
+@gluon.jit
+def from_middle(i, t, n, decays, block, BEFORE: gl.constexpr):
+    """[C, BLOCK]: sums of decays from where half of the sum over a block of n tokens is reached up to each token, or ``BEFORE`` it."""
+    high, low = decays
+    signed = gl.where((i ^ t) < n, gl.where(t < i if BEFORE else t <= i, 0.5, -0.5), 0.0)
+    return warpgroup_mma_wait(0, deps=[start_sum(left(signed), high, low, block, low is not None)])
+
+
+@gluon.jit
+def save_totals(early, late, call, here, K: gl.constexpr, HALVES: gl.constexpr):
+    """Store the decay of a chunk, and of how many tokens its blocks settle: 32 only where ``HALVES``.
+
+    Returns the orders of the chunk, in shared memory by block of channels, then those of the strongest channel: of the chunk and of a half.
+    """
+    BLOCKS: gl.constexpr = K // BLOCK
     of_early, of_late = gl.reduce((early, late), 0, add_two)
-    orders = (of_early + of_late) * LOG2E
-    total = exp2(orders)
-    gl.store(call.fade + here.place * K + gl.arange(0, K, total.type.layout), total)
+    of_early = of_early * LOG2E
+    of_late = of_late * LOG2E
+    orders = of_early + of_late
+    of_half = gl.minimum(of_early, of_late)
+    gl.store(call.fade + here.place * K + gl.arange(0, K, orders.type.layout), exp2(orders))
+    tokens = gl.where(orders >= -SPAN, C, gl.where(of_half >= -SPAN, C // 2, 0) if HALVES else 0)
+    tokens = gl.min(gl.reshape(tokens, [BLOCKS, BLOCK]), 1)
+    gl.store(call.settled + here.place * BLOCKS + gl.arange(0, BLOCKS, tokens.type.layout), tokens)
     totals = numbers(1, K, gl.float32)
-    totals.index(0).store(total)
-    return reinterpret(totals, gl.float32, [K // BLOCK, BLOCK], gl.SwizzledSharedLayout(1, 1, 1, [0])), gl.min(orders, 0)
+    totals.index(0).store(orders)
+    by_block = reinterpret(totals, gl.float32, [BLOCKS, BLOCK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return by_block, gl.min(orders, 0), gl.min(of_half, 0)
 
 
 @gluon.jit

@@ -2,9 +2,9 @@
 
 For blocks of pairs see prepare_plain.py. One tile A [C, C] has both products: queries with keys on and below the diagonal, and,
 transposed, keys with keys above it. For pairs of halves one product gives both: its left operand has queries in the late half of a
-block and keys in the early one, its right operand has keys only. In a chunk that settles everything is scaled by sums from its first
-token on: the scaled queries are also ``q_faded``, and the scaled keys are multiplied by the inverse. For the inverse see
-prepare_head.py.
+block and keys in the early one, its right operand has keys only. In a chunk of at most :data:`WHOLE` binary orders everything is scaled
+by sums from its first token on: the scaled queries are also ``q_faded``, and the scaled keys are multiplied by the inverse. For the
+inverse see prepare_head.py.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from linattn.ops.triton.hopper.prepare_channel import (
     between,
     chunk,
     copy_pair,
+    from_middle,
+    largest_settled,
     load_decays,
     numbered,
     reciprocal,
     room,
     save_totals,
-    smallest_far,
     summed,
     write_out,
 )  # fmt: skip
@@ -74,7 +75,7 @@ def prepare(call, at, K: gl.constexpr, kind: gl.constexpr):
     high_tile, low_tile = room(K), room(K)
     early, late = load_decays(call, tokens, (high_tile, low_tile if LOW else None), K)
     decays = (in_blocks(high_tile, C, K), in_blocks(low_tile, C, K) if LOW else None)
-    by_block, strongest = save_totals(early, late, call, tokens, K)
+    by_block, of_chunk, of_half = save_totals(early, late, call, tokens, K, True)
     BLOCKS: gl.constexpr = K // BLOCK
     strengths = numbers(1, C, gl.float32).index(0)
     strengths.store(away_from_zero(strength.to(gl.float32)))
@@ -90,7 +91,7 @@ def prepare(call, at, K: gl.constexpr, kind: gl.constexpr):
     d = nothing
     e = nothing
     copy_wait(0)
-    if strongest >= -WHOLE:
+    if of_chunk >= -WHOLE:
         for block in range(BLOCKS):
             x = summed(t <= i, decays, block) * LOG2E
             here = exp2(x)
@@ -98,7 +99,7 @@ def prepare(call, at, K: gl.constexpr, kind: gl.constexpr):
             seen.index(block).store((kx * here).to(gl.bfloat16))
             kx = kx * reciprocal(here)
             kept_keys.index(block).store(kx.to(gl.bfloat16))
-            k_blocks.index(block).store((kx * by_block.index(block).load(of_channels)[None, :]).to(gl.bfloat16))
+            k_blocks.index(block).store((kx * exp2(by_block.index(block).load(of_channels))[None, :]).to(gl.bfloat16))
             q_blocks.index(block).store((held(q_blocks.index(block)) * call.scale * here).to(gl.bfloat16))
         fence_async_shared()
         for block in gl.static_range(BLOCKS):
@@ -107,13 +108,9 @@ def prepare(call, at, K: gl.constexpr, kind: gl.constexpr):
         d, e = warpgroup_mma_wait(0, deps=[d, e])
         a = gl.where(i >= t, d, e)
     else:
-        m = gl.minimum(smallest_far(early), smallest_far(late)) // 2
-        settled = m
-        middle = (i | gl.maximum(2 * m - 1, 0)) - m
-        sign = gl.where((i & m) != 0, LOG2E, -LOG2E)
+        n = largest_settled(early, late, of_half)
         for block in range(BLOCKS):
-            x = summed(between(i, middle, t), decays, block) * sign
-            here = exp2(x)
+            here = exp2(from_middle(i, t, n, decays, block, False) * LOG2E)
             qx = left(held(q_blocks.index(block)) * here)
             kx = held(k_blocks.index(block))
             k_read = (kx * here).to(gl.bfloat16)
@@ -124,9 +121,9 @@ def prepare(call, at, K: gl.constexpr, kind: gl.constexpr):
             met.store(k_read)
             fence_async_shared()
             e = warpgroup_mma(left(kx), met.permute((1, 0)), e)
-        a = gl.where((i ^ t) < gl.maximum(2 * m, 1), gl.where(i >= t, d, e), 0.0)
+        a = gl.where((i ^ t) < n, gl.where(i >= t, d, e), 0.0)
         m = C // 2
-        while m > settled:
+        while m >= n:
             upper = (i & m) != 0
             chosen = between(i, (i | (2 * m - 1)) - m, t)
             d = nothing

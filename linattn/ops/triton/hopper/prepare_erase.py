@@ -17,12 +17,14 @@ from linattn.ops.triton.hopper.prepare_channel import (
     between,
     chunk,
     copy_rows,
+    each,
+    from_middle,
+    largest_settled,
     load_decays,
     numbered,
     reciprocal,
     room,
     save_totals,
-    smallest_far,
     summed,
     write_out,
 )  # fmt: skip
@@ -52,7 +54,7 @@ def prepare(call, at, K: gl.constexpr):
     high_tile, low_tile = room(K), room(K)
     early, late = load_decays(call, tokens, (high_tile, low_tile if LOW else None), K)
     decays = (in_blocks(high_tile, C, K), in_blocks(low_tile, C, K) if LOW else None)
-    by_block, strongest = save_totals(early, late, call, tokens, K)
+    by_block, of_chunk, of_half = save_totals(early, late, call, tokens, K, True)
     BLOCKS: gl.constexpr = K // BLOCK
     q_blocks = in_blocks(q_tile, C, K)
     k_blocks = in_blocks(k_tile, C, K)
@@ -70,14 +72,14 @@ def prepare(call, at, K: gl.constexpr):
     kr = nothing
     wr = nothing
     copy_wait(0)
-    if strongest >= -WHOLE:
+    if of_chunk >= -WHOLE:
         for block in range(BLOCKS):
             before = exp2(summed(t < i, decays, block) * LOG2E)
             hold(r_blocks.index(block), held(r_blocks.index(block)) * before)
             here = exp2(summed(t <= i, decays, block) * LOG2E)
             hold(q_blocks.index(block), held(q_blocks.index(block)) * call.scale * here)
             back = reciprocal(here)
-            fading = by_block.index(block).load(of_channels)[None, :]
+            fading = exp2(by_block.index(block).load(of_channels))[None, :]
             x = held(k_blocks.index(block)) * back
             hold(kept_k.index(block), x)
             hold(k_blocks.index(block), x * fading)
@@ -94,13 +96,11 @@ def prepare(call, at, K: gl.constexpr):
         of_k = gl.where(i >= t, qk, kr)
         of_w = gl.where(i >= t, qw, wr)
     else:
-        m = gl.minimum(smallest_far(early), smallest_far(late)) // 2
-        settled = m
-        middle = (i | gl.maximum(2 * m - 1, 0)) - m
-        sign = gl.where((i & m) != 0, LOG2E, -LOG2E)
+        n = largest_settled(early, late, of_half)
         for block in range(BLOCKS):
-            r_met = (held(r_blocks.index(block)) * exp2(summed(between(i - 1, middle, t), decays, block) * sign)).to(gl.bfloat16)
-            here = exp2(summed(between(i, middle, t), decays, block) * sign)
+            x = from_middle(i, t, n, decays, block, False) * LOG2E
+            r_met = (held(r_blocks.index(block)) * exp2(x - each(decays, block) * LOG2E)).to(gl.bfloat16)
+            here = exp2(x)
             q_met = (held(q_blocks.index(block)) * here).to(gl.bfloat16)
             back = reciprocal(here)
             k_met = (held(k_blocks.index(block)) * back).to(gl.bfloat16)
@@ -115,19 +115,19 @@ def prepare(call, at, K: gl.constexpr):
             fence_async_shared()
             kr = warpgroup_mma(left(k_met), met.permute((1, 0)), kr)
             wr = warpgroup_mma(left(w_met), met.permute((1, 0)), wr)
-        near = (i ^ t) < gl.maximum(2 * m, 1)
+        near = (i ^ t) < n
         of_k = gl.where(near, gl.where(i >= t, qk, kr), 0.0)
         of_w = gl.where(near, gl.where(i >= t, qw, wr), 0.0)
         m = C // 2
-        while m > settled:
+        while m >= n:
             upper = (i & m) != 0
             middle = (i | (2 * m - 1)) - m
             qk = nothing
             qw = nothing
             for block in range(BLOCKS):
-                before = exp2(summed(between(gl.where(upper, i - 1, i), middle, t), decays, block) * LOG2E)
-                r_met = (held(r_blocks.index(block)) * before).to(gl.bfloat16)
-                here = exp2(summed(between(i, middle, t), decays, block) * LOG2E)
+                x = summed(between(i, middle, t), decays, block) * LOG2E
+                r_met = (held(r_blocks.index(block)) * exp2(x - each(decays, block) * LOG2E)).to(gl.bfloat16)
+                here = exp2(x)
                 q_met = (held(q_blocks.index(block)) * here).to(gl.bfloat16)
                 k_met = (held(k_blocks.index(block)) * here).to(gl.bfloat16)
                 w_met = (held(w_blocks.index(block)) * here).to(gl.bfloat16)
@@ -147,10 +147,9 @@ def prepare(call, at, K: gl.constexpr):
             x = exp2(summed(t > i, decays, block) * LOG2E)
             hold(k_blocks.index(block), held(k_blocks.index(block)) * x)
             hold(w_blocks.index(block), held(w_blocks.index(block)) * x)
-            here = exp2(summed(t <= i, decays, block) * LOG2E)
-            hold(q_blocks.index(block), held(q_blocks.index(block)) * call.scale * here)
-            before = exp2(summed(t < i, decays, block) * LOG2E)
-            hold(r_blocks.index(block), held(r_blocks.index(block)) * before)
+            x = summed(t <= i, decays, block) * LOG2E
+            hold(r_blocks.index(block), held(r_blocks.index(block)) * exp2(x - each(decays, block) * LOG2E))
+            hold(q_blocks.index(block), held(q_blocks.index(block)) * call.scale * exp2(x))
     write_out(call.q_faded + tokens.place * C * K, q_tile, K)
     write_out(call.k_faded + tokens.place * C * K, k_tile, K)
     write_out(call.write_faded + tokens.place * C * K, w_tile, K)

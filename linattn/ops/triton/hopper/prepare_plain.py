@@ -1,8 +1,7 @@
 """``prepare.prepare`` with a decay per channel for Hopper, in Gluon: sums of decays by tensor cores, in the layout of operands.
 
-Decays are at most 0, so their sums from a block's middle are largest at its ends: the sums of half blocks determine which blocks settle
-(see tiles.py). A chunk that settles takes one round of products. In others, tokens are paired in smaller and smaller blocks, down to
-the first size of which all settle; a block with a reset inside never does. In blocks that do not settle queries are in
+A chunk that settles (see decays.py) takes one round of products. In others, tokens are paired in smaller and smaller blocks, down to
+the first size of which all settle. In blocks that do not settle queries are in
 the late half and keys in the early one: one tile has both, scaled by one factor.
 """
 
@@ -11,21 +10,24 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from linattn.ops.triton.hopper.common import buffer, numbers
-from linattn.ops.triton.hopper.names import copy_wait, fence_async_shared, reinterpret, warpgroup_mma, warpgroup_mma_wait
-from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, add_two, exp2, in_blocks, left
+from linattn.ops.triton.hopper.common import buffer
+from linattn.ops.triton.hopper.decays import SPAN
+from linattn.ops.triton.hopper.names import copy_wait, fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, in_blocks, left
 from linattn.ops.triton.hopper.prepare_channel import (
     between,
     chunk,
     copy_pair,
+    from_middle,
+    largest_settled,
     load_decays,
     numbered,
     room,
-    smallest_far,
+    save_totals,
     summed,
     write_out,
 )  # fmt: skip
-from linattn.ops.triton.tiles import FARTHEST, LOG2E
+from linattn.ops.triton.tiles import LOG2E
 
 
 @gluon.jit
@@ -42,18 +44,8 @@ def prepare(call, at, K: gl.constexpr, BEFORE: gl.constexpr):
         low = in_blocks(low_tile, C, K)
     early, late = load_decays(call, tokens, (high_tile, low_tile), K)
     decays = (in_blocks(high_tile, C, K), low)
-    of_early, of_late = gl.reduce((early, late), 0, add_two)
-    to_middle = of_early * LOG2E
-    to_end = of_late * LOG2E
-    nearest = gl.min(gl.minimum(to_middle, to_end), 0)
-    channels = gl.arange(0, K, to_middle.type.layout)
-    gl.store(call.fade + tokens.place * K + channels, exp2(to_middle + to_end))
+    by_block, of_chunk, of_half = save_totals(early, late, call, tokens, K, not BEFORE)
     BLOCKS: gl.constexpr = K // BLOCK
-    factors = numbers(3, K, gl.float32)
-    factors.index(0).store(to_middle)
-    factors.index(1).store(exp2(to_middle) * call.scale)
-    factors.index(2).store(exp2(to_end))
-    by_block = reinterpret(factors, gl.float32, [3 * BLOCKS, BLOCK], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     q_blocks = in_blocks(q_tile, C, K)
     k_blocks = in_blocks(k_tile, C, K)
     met = buffer(1, C, BLOCK).index(0)  # right operands, in shared memory
@@ -68,29 +60,29 @@ def prepare(call, at, K: gl.constexpr, BEFORE: gl.constexpr):
         for block in range(BLOCKS):
             u = gl.load(call.bonus + at.head * K + block * BLOCK + gl.arange(0, BLOCK, of_channels))[None, :].to(gl.float32)
             own += gl.sum(q_blocks.index(block).load(WIDE) * k_blocks.index(block).load(WIDE) * u, 1)
-    if nearest >= -FARTHEST:
+    if of_chunk >= -SPAN:
         for block in range(BLOCKS):
-            middle = by_block.index(block).load(of_channels)[None, :]
+            middle = by_block.index(block).load(of_channels)[None, :] * 0.5
+            fading = exp2(middle)
             x = summed(t < i if BEFORE else t <= i, decays, block) * LOG2E - middle
             qx = q_blocks.index(block).load(WIDE).to(gl.float32) * exp2(x)
-            q_blocks.index(block).store((qx * by_block.index(BLOCKS + block).load(of_channels)[None, :]).to(gl.bfloat16))
+            q_blocks.index(block).store((qx * (fading * call.scale)).to(gl.bfloat16))
             if BEFORE:
                 x = summed(t <= i, decays, block) * LOG2E - middle
             kx = k_blocks.index(block).load(WIDE).to(gl.float32) * exp2(-x)
             met.store(kx.to(gl.bfloat16))
             fence_async_shared()
             a_qk = warpgroup_mma(left(qx), met.permute((1, 0)), a_qk, is_async=True)
-            k_blocks.index(block).store((kx * by_block.index(2 * BLOCKS + block).load(of_channels)[None, :]).to(gl.bfloat16))
+            k_blocks.index(block).store((kx * fading).to(gl.bfloat16))
             a_qk = warpgroup_mma_wait(0, deps=[a_qk])
         if BEFORE:
             a_qk = gl.where(i > t, a_qk, 0.0)
         else:
             a_qk = gl.where(i >= t, a_qk, 0.0)
     else:
-        least = gl.minimum(smallest_far(early), smallest_far(late))
+        n = largest_settled(early, late, of_half)
         m = C // 2
-        settled = least // 2
-        while m > settled:
+        while m >= n:
             upper = (i & m) != 0
             middle = (i | (2 * m - 1)) - m
             chosen = between(gl.where(upper, i - 1, i) if BEFORE else i, middle, t)
@@ -104,19 +96,17 @@ def prepare(call, at, K: gl.constexpr, BEFORE: gl.constexpr):
                 d = warpgroup_mma(left(qk), met.permute((1, 0)), d)
             a_qk += gl.where(upper & (((i ^ t) & -m) == m), d, 0.0)
             m = m // 2
-        middle = (i | gl.maximum(2 * m - 1, 0)) - m
-        sign = gl.where((i & m) != 0, LOG2E, -LOG2E)
         d = nothing
         for block in range(BLOCKS):
-            x = summed(between(i - 1 if BEFORE else i, middle, t), decays, block) * sign
+            x = from_middle(i, t, n, decays, block, BEFORE) * LOG2E
             qx = left(q_blocks.index(block).load(WIDE).to(gl.float32) * exp2(x))
             if BEFORE:
-                x = summed(between(i, middle, t), decays, block) * sign
+                x = from_middle(i, t, n, decays, block, False) * LOG2E
             kx = k_blocks.index(block).load(WIDE).to(gl.float32) * exp2(-x)
             met.store(kx.to(gl.bfloat16))
             fence_async_shared()
             d = warpgroup_mma(qx, met.permute((1, 0)), d)
-        a_qk += gl.where((i >= t if not BEFORE else i > t) & ((i ^ t) < gl.maximum(2 * m, 1)), d, 0.0)
+        a_qk += gl.where((i >= t if not BEFORE else i > t) & ((i ^ t) < n), d, 0.0)
         for block in range(BLOCKS):
             x = summed(t < i if BEFORE else t <= i, decays, block) * LOG2E
             qx = q_blocks.index(block).load(WIDE).to(gl.float32) * call.scale * exp2(x)

@@ -10,7 +10,6 @@ from linattn.ops.triton.hopper.chunks import chunk, fetch, state_at
 from linattn.ops.triton.hopper.common import give_back
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier
 from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, in_blocks, passing
-from linattn.ops.triton.tiles import FARTHEST
 
 SLOTS = gl.constexpr(2)  # blocks of channels in flight
 
@@ -24,6 +23,22 @@ def seek(place, work, PACKED: gl.constexpr):
             place += gl.num_programs(0)
             rows = chunk(place, work, PACKED).rows
     return place
+
+
+@gluon.jit
+def any_settles(work, call, sizes):
+    """True if a block of channels of this program's chunks settles, so that there is something to do."""
+    BLOCKS: gl.constexpr = sizes.K // BLOCK
+    WARPS: gl.constexpr = gl.num_warps()
+    ahead = gl.arange(0, 32 * WARPS, gl.BlockedLayout([1], [32], [WARPS], [0]))
+    most = -1
+    start = gl.program_id(0)
+    while start < work.places:
+        place = start + ahead // BLOCKS * gl.num_programs(0)
+        tokens = decays.settles(call.settled, place * BLOCKS + ahead % BLOCKS, work, sizes)
+        most = gl.max(tokens, 0)
+        start = gl.where(most >= C, work.places, start + 32 * WARPS // BLOCKS * gl.num_programs(0))
+    return most >= C
 
 
 @gluon.jit
@@ -51,17 +66,13 @@ def load_pair(bars, sources, tiles, here, block, j, group):
 
 
 @gluon.jit
-def lay_out(early, late, slot, bars, tiles, settled, place, block, work, sizes):
-    """Prepare a block's decays for sums, and mark whether it settles."""
-    to_middle, to_end = decays.lay_out(early, late, tiles.high, tiles.low, slot, sizes.LOW)
-    nearest = gl.min(gl.minimum(to_middle, to_end), 0)
-    tiles.factors.index(3 * slot).store(to_middle)
-    tiles.factors.index(3 * slot + 1).store(exp2(to_middle))
-    tiles.factors.index(3 * slot + 2).store(exp2(to_end))
+def lay_out(early, late, slot, bars, tiles, sizes):
+    """Prepare a block's decays for sums."""
+    middle = decays.lay_out(early, late, tiles.high, tiles.low, slot, sizes.LOW)
+    tiles.factors.index(2 * slot).store(middle)
+    tiles.factors.index(2 * slot + 1).store(exp2(middle))
     fence_async_shared()
     mbarrier.arrive(bars.decay_full.index(slot), count=1)
-    if place < work.places:
-        gl.store(settled + place * (sizes.K // BLOCK) + block, (nearest >= -FARTHEST).to(gl.int32))
 
 
 @gluon.jit
@@ -74,7 +85,8 @@ def passing_chunk(bars, tiles, used, at, j, V: gl.constexpr):
     both = passing(states, dstates, V)
     give_back(used.index(at))
     past = gl.convert_layout(gl.sum(both, 1), of_channels)
-    return past * (tiles.factors.index(3 * slot + 1).load(of_channels) * tiles.factors.index(3 * slot + 2).load(of_channels))
+    weight = tiles.factors.index(2 * slot + 1).load(of_channels)
+    return past * (weight * weight)
 
 
 @gluon.jit

@@ -25,7 +25,7 @@ from linattn.ops.triton.hopper.common import away_from_zero, barriers, buffer, g
 from linattn.ops.triton.hopper.decays import columns, halves_at, save_gradients
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, held, hold, in_blocks, pick, split, start_sum
-from linattn.ops.triton.hopper.settled import SLOTS, lay_out, load, passing_chunk, seek
+from linattn.ops.triton.hopper.settled import SLOTS, any_settles, lay_out, load, passing_chunk, seek
 from linattn.ops.triton.tiles import LOG2E
 
 
@@ -58,7 +58,7 @@ def add_up(bars, tiles, up_to, work, call, sizes):
     earlier = pick(gl.arange(0, C, gl.SliceLayout(0, WIDE))[None, :] < row[:, None])
     place = seek(gl.program_id(0), work, sizes.PACKED)
     early, late = halves_at(call.decays, place, 0, work, sizes, layout)
-    lay_out(early, late, 0, bars, tiles, call.settled, place, 0, work, sizes)
+    lay_out(early, late, 0, bars, tiles, sizes)
     j = 0
     while place < work.places:
         here = chunk(place, work, sizes.PACKED)
@@ -71,7 +71,7 @@ def add_up(bars, tiles, up_to, work, call, sizes):
                 ahead, next_block = next_place, 0
             early, late = halves_at(call.decays, ahead, next_block, work, sizes, layout)
             past = passing_chunk(bars, tiles, bars.sum_empty, 0, j, sizes.V)
-            lay_out(early, late, slot ^ 1, bars, tiles, call.settled, ahead, next_block, work, sizes)
+            lay_out(early, late, slot ^ 1, bars, tiles, sizes)
 
             read, read_low = summands(tiles.loaded.states.index(slot), tiles.sums, 0, sizes.V)
             kept, kept_low = summands(tiles.loaded.dstates.index(slot), tiles.sums, 1, sizes.V)
@@ -138,14 +138,14 @@ def readers(bars, sources, tiles, between, work, call, sizes):
                 r = warpgroup_mma(x_tile.index(stage + still), states.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
                 mbarrier.wait(bars.pair_full.index(slot), phase)
                 x = warpgroup_mma_wait(2, deps=[x])
-                e = exp2(x * LOG2E - factors.index(3 * slot).load(of_channels)[None, :])
+                e = exp2(x * LOG2E - factors.index(2 * slot).load(of_channels)[None, :])
                 mbarrier.wait(bars.read_empty.index(0), (j & 1) ^ 1)
                 hold(key_hat, held(room.k.index(slot)) * e)
                 tma.store_wait(0)  # a gradient aliases its operand
                 hold(query_hat, held(room.q.index(slot)) * e)
                 fence_async_shared()
                 mbarrier.arrive(bars.scaled.index(0), count=1)
-                factor = factors.index(3 * slot + 1).load(of_channels)[None, :]
+                factor = factors.index(2 * slot + 1).load(of_channels)[None, :]
                 d, r = warpgroup_mma_wait(0, deps=[d, r])
                 if block == BLOCKS - 1:
                     mbarrier.arrive(bars.empty.index(stage), count=1)
@@ -201,12 +201,12 @@ def keys(bars, sources, tiles, between, work, call, sizes):
                 d = warpgroup_mma(v_tile, dstate, nothing, use_acc=False, is_async=True)
                 mbarrier.wait(bars.pair_full.index(slot), phase)
                 x = warpgroup_mma_wait(1, deps=[x])
-                e = exp2(factors.index(3 * slot).load(of_channels)[None, :] - x * LOG2E)
+                e = exp2(factors.index(2 * slot).load(of_channels)[None, :] - x * LOG2E)
                 tma.store_wait(0)
                 hold(hat, held(room.k.index(slot)) * e)
                 fence_async_shared()
                 mbarrier.arrive(bars.scaled.index(1), count=1)
-                factor = factors.index(3 * slot + 2).load(of_channels)[None, :]
+                factor = factors.index(2 * slot + 1).load(of_channels)[None, :]
                 d = warpgroup_mma_wait(0, deps=[d])
                 if block == BLOCKS - 1:
                     mbarrier.arrive(bars.empty.index(stage), count=1)
@@ -237,7 +237,13 @@ def keys(bars, sources, tiles, between, work, call, sizes):
 
 @gluon.jit
 def gradients(call, work, sizes, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FEW: gl.constexpr):
-    """Compute all gradients, and mark the blocks of channels for which they hold."""
+    """Compute all gradients of this program's chunks, unless no block of channels settles in any."""
+    if any_settles(work, call, sizes):
+        compute(call, work, sizes, REGISTERS, SUMS, FEW)
+
+
+@gluon.jit
+def compute(call, work, sizes, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FEW: gl.constexpr):
     V: gl.constexpr = sizes.V
     STAGES: gl.constexpr = sizes.STAGES
     sources = sources_of(call, work, sizes, BLOCK)
@@ -245,7 +251,7 @@ def gradients(call, work, sizes, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FE
         buffer(SLOTS, C, BLOCK), buffer(SLOTS, C, BLOCK), buffer(STAGES, C, V), buffer(STAGES, C, V), buffer(STAGES, C, V),
         buffer(SLOTS, BLOCK, V), buffer(SLOTS, BLOCK, V),
     )  # fmt: skip
-    high, low, factors = buffer(SLOTS, C, BLOCK), buffer(SLOTS, C, BLOCK), numbers(3 * SLOTS, BLOCK, gl.float32)
+    high, low, factors = buffer(SLOTS, C, BLOCK), buffer(SLOTS, C, BLOCK), numbers(2 * SLOTS, BLOCK, gl.float32)
     tiles = Tiles(room, high, low, factors, buffer(3, C, BLOCK), None if V == 2 * BLOCK else buffer(4, C, BLOCK))
     up_to = buffer(1, C, C)
     row = gl.arange(0, C, gl.SliceLayout(1, WIDE))[:, None]
@@ -267,4 +273,4 @@ def gradients(call, work, sizes, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FE
 
 def options(size_v: int) -> dict[str, int]:
     """Pipeline depth and registers of a program. A multiprocessor runs one program at a time."""
-    return dict(STAGES=128 // size_v, num_warps=4, REGISTERS=168, SUMS=136, FEW=24, maxnreg=128)
+    return dict(STAGES=128 // size_v, num_warps=4, REGISTERS=168, SUMS=144, FEW=24, maxnreg=128)

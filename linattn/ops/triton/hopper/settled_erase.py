@@ -46,8 +46,8 @@ from linattn.ops.triton.hopper.operands import (
     start_products,
     start_sum,
 )  # fmt: skip
-from linattn.ops.triton.hopper.settled import seek
-from linattn.ops.triton.tiles import FARTHEST, LOG2E
+from linattn.ops.triton.hopper.settled import any_settles, seek
+from linattn.ops.triton.tiles import LOG2E
 
 
 class Sources(NamedTuple):
@@ -71,7 +71,7 @@ class Kept(NamedTuple):
 
     met: Any  # G, G', N, N', and the entries of neighbours of the latter two
     sums: Any  # decays, then the parts past a token and across it, from or after each token, split in two bfloat16 numbers
-    factors: Any  # by channel, orders up to the middle, the weight after it, and the product of the state and its cotangent
+    factors: Any  # by channel, half of the orders, their weight, and the product of the state and its cotangent
     weights: Any  # weights of a query's own token: of k, of w
 
 
@@ -182,12 +182,9 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
             cw = warpgroup_mma(u_tile, dstate, nothing, use_acc=False, is_async=True)
             cq = warpgroup_mma(do_tile, state, nothing, use_acc=False, is_async=True)
             cr = warpgroup_mma(x_tile, state, nothing, use_acc=False, is_async=True)
-            where = place * BLOCKS + block
-            to_middle, to_end = lay_out(early, late, sums[0], sums[1], still, True)
-            factors.index(0).store(to_middle)
-            factors.index(1).store(exp2(to_end))
-            nearest = gl.min(gl.minimum(to_middle, to_end), 0)
-            gl.store(call.settled + where, (nearest >= -FARTHEST).to(gl.int32))
+            middle = lay_out(early, late, sums[0], sums[1], still, True)
+            factors.index(0).store(middle)
+            factors.index(1).store(exp2(middle))
             if sizes.DDECAY:
                 dstates, states = in_blocks(tiles.states[0].index(0), BLOCK, sizes.V), in_blocks(tiles.states[1].index(0), BLOCK, sizes.V)
                 factors.index(2).store(gl.sum(passing(dstates, states, sizes.V), 1))
@@ -201,9 +198,8 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
             # log2 decays between the middle and after each token (e), or before it (f).
             orders = start_sum(pick(column <= row), sums[0], sums[1], still, True)
             own_steps = held(high) + held(low)
-            to_middle = factors.index(0).load(of_channels)[None, :]
-            to_end = factors.index(1).load(of_channels)[None, :]
-            orders = warpgroup_mma_wait(0, deps=[orders]) * LOG2E - to_middle
+            orders = warpgroup_mma_wait(0, deps=[orders]) * LOG2E - factors.index(0).load(of_channels)[None, :]
+            fade = factors.index(1).load(of_channels)[None, :]
             f = exp2(orders - own_steps * LOG2E)
             mbarrier.wait(full.index(2 + slot), j // sizes.STAGES & 1)
             of_q, of_k, of_r, of_w = q_hat.load(WIDE), k_hat.load(WIDE), r_hat.load(WIDE), w_hat.load(WIDE)
@@ -214,9 +210,8 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
             of_k, of_w = scaled(k_hat, of_k, back), scaled(w_hat, of_w, back)
 
             # Gradients across the ends of the chunk, and of queries and keys from each other.
-            fade = exp2(to_middle)
-            ck = ck * to_end
-            cw = cw * to_end
+            ck = ck * fade
+            cw = cw * fade
             cq = cq * (fade * call.scale)
             cr = cr * fade
             if sizes.DDECAY:
@@ -266,7 +261,8 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
                 dd = start_products((
                     (earlier, low), (earlier, high), (here_on, sum_low), (here_on, sum_high), (later, far_low), (later, far_high),
                 ))  # fmt: skip
-                past = factors.index(2).load(of_channels) * exp2(factors.index(0).load(of_channels)) * factors.index(1).load(of_channels)
+                weight = factors.index(1).load(of_channels)
+                past = factors.index(2).load(of_channels) * (weight * weight)
                 time = (gl.arange(0, C, of_tokens) + still)[:, None]
                 channel = block * BLOCK + gl.arange(0, BLOCK, of_channels)[None, :]
                 to = call.ddecay + ((at.first.to(gl.int64) + time) * work.heads + at.head) * sizes.K + channel
@@ -283,7 +279,13 @@ def make(full, empty, results, tiles, kept, work, call, sizes):
 
 @gluon.jit
 def gradients(call, work, sizes):
-    """Compute all gradients, and mark the blocks of channels for which they hold."""
+    """Compute all gradients of this program's chunks, unless no block of channels settles in any."""
+    if any_settles(work, call, sizes):
+        compute(call, work, sizes)
+
+
+@gluon.jit
+def compute(call, work, sizes):
     key_heads = work.heads // call.group
     of_v = values_of(call, work, sizes)
     dstates = of_states(call.dstates, work.places, sizes.K, sizes.V, sizes.SPLIT, BLOCK)

@@ -25,7 +25,7 @@ from linattn.ops.triton.hopper.common import SHARED, barriers, buffer, give_back
 from linattn.ops.triton.hopper.decays import ROWS, halves_at, save_gradients
 from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, held, hold, left, pick, split, start_sum
-from linattn.ops.triton.hopper.settled import SLOTS, lay_out, load, passing_chunk, seek
+from linattn.ops.triton.hopper.settled import SLOTS, any_settles, lay_out, load, passing_chunk, seek
 from linattn.ops.triton.tiles import LOG2E
 
 
@@ -44,7 +44,7 @@ def add_up(bars, tiles, work, call, sizes):
     earlier = pick(other < row[:, None])
     place = seek(gl.program_id(0), work, sizes.PACKED)
     early, late = halves_at(call.decays, place, 0, work, sizes, ROWS)
-    lay_out(early, late, 0, bars, tiles, call.settled, place, 0, work, sizes)
+    lay_out(early, late, 0, bars, tiles, sizes)
     j = 0
     while place < work.places:
         here = chunk(place, work, sizes.PACKED)
@@ -56,7 +56,7 @@ def add_up(bars, tiles, work, call, sizes):
                 ahead, next_block = next_place, 0
             early, late = halves_at(call.decays, ahead, next_block, work, sizes, ROWS)
             past = passing_chunk(bars, tiles, bars.state_empty, slot, j, sizes.V)
-            lay_out(early, late, slot ^ 1, bars, tiles, call.settled, ahead, next_block, work, sizes)
+            lay_out(early, late, slot ^ 1, bars, tiles, sizes)
 
             mbarrier.wait(bars.sum_full.index(0), j & 1)
             dd = gl.zeros([C, BLOCK], gl.float32, WIDE)
@@ -121,13 +121,13 @@ def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
                 d = warpgroup_mma(cotangent, state.permute((1, 0)), nothing, use_acc=False, is_async=True)
                 mbarrier.wait(bars.pair_full.index(slot), phase)
                 x = warpgroup_mma_wait(1, deps=[x])
-                x = x * LOG2E - factors.index(3 * slot).load(of_channels)[None, :]
+                x = x * LOG2E - factors.index(2 * slot).load(of_channels)[None, :]
                 e = exp2(x if READS else -x)
                 tma.store_wait(0)  # a gradient aliases its operand
                 hold(hat, held(vector) * e)
                 fence_async_shared()
                 mbarrier.arrive(bars.scaled.index(mine), count=1)
-                factor = factors.index(3 * slot + 1 + mine).load(of_channels)[None, :]
+                factor = factors.index(2 * slot + 1).load(of_channels)[None, :]
                 d = warpgroup_mma_wait(0, deps=[d])
                 mbarrier.arrive(bars.state_empty.index(slot), count=1)
                 mbarrier.arrive(bars.empty.index(stage), count=1, pred=block == BLOCKS - 1)
@@ -170,7 +170,13 @@ def side(READS: gl.constexpr, bars, sources, tiles, bonus, work, call, sizes):
 
 @gluon.jit
 def gradients(call, work, sizes, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FEW: gl.constexpr):
-    """Compute all gradients, and mark the blocks of channels for which they hold."""
+    """Compute all gradients of this program's chunks, unless no block of channels settles in any."""
+    if any_settles(work, call, sizes):
+        compute(call, work, sizes, REGISTERS, SUMS, FEW)
+
+
+@gluon.jit
+def compute(call, work, sizes, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FEW: gl.constexpr):
     STAGES: gl.constexpr = sizes.STAGES
     sources = sources_of(call, work, sizes, BLOCK)
     room = Loaded(
@@ -178,7 +184,7 @@ def gradients(call, work, sizes, REGISTERS: gl.constexpr, SUMS: gl.constexpr, FE
         buffer(SLOTS, BLOCK, sizes.V), buffer(SLOTS, BLOCK, sizes.V),
     )  # fmt: skip
     high, low = buffer(SLOTS, C, BLOCK), buffer(SLOTS, C, BLOCK)
-    tiles = Tiles(room, high, low, numbers(3 * SLOTS, BLOCK, gl.float32), buffer(2, C, BLOCK), buffer(4, C, BLOCK))
+    tiles = Tiles(room, high, low, numbers(2 * SLOTS, BLOCK, gl.float32), buffer(2, C, BLOCK), buffer(4, C, BLOCK))
     bars = Bars(
         barriers(STAGES, 1), barriers(STAGES, 2), barriers(SLOTS, 1), barriers(SLOTS, 2), barriers(SLOTS, 1), barriers(SLOTS, 3),
         barriers(SLOTS, 1), None, barriers(2, 1), barriers(2, 1), barriers(1, 2), barriers(1, 1),
@@ -196,4 +202,4 @@ def options(size_v: int) -> dict[str, int]:
     """Pipeline depth and registers of a program. A multiprocessor runs one program at a time."""
     rest = 116 * 1024 + 512 * size_v  # bytes: everything but values and cotangents
     stages = min(2, (SHARED - rest) // (256 * size_v))
-    return dict(STAGES=stages, num_warps=4, REGISTERS=176, SUMS=128, FEW=40, maxnreg=128)
+    return dict(STAGES=stages, num_warps=4, REGISTERS=176, SUMS=136, FEW=40, maxnreg=128)

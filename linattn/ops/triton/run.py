@@ -230,14 +230,9 @@ class Run(Call):
         )  # fmt: skip
 
     def gradients(
-        self,
-        do: Tensor,
-        kept: tuple[Tensor | None, ...],
-        ddecay: bool,
-        dk: Tensor | None = None,
-        scan: tuple[Tensor | None, ...] | None = None,
+        self, do: Tensor, kept: Tensors, ddecay: bool, dk: Tensor | None = None, scan: Tensors | None = None,
         of_part: Callable[..., None] | None = None,
-    ) -> Gradients:
+    ) -> Gradients:  # fmt: skip
         """Compute the gradients; ``kept`` are the scans' results: values and states with their cotangents.
 
         With ``scan``, the cotangents after the segments and memory for the gradients of v and of the initial state, the cotangents of the
@@ -288,9 +283,7 @@ class Run(Call):
             self.recorder.launch(kernel, grid, given, numbers, **options, **constants)
         return self._summed(to, split)
 
-    def fused(
-        self, do: Tensor, ends: Tensor | None, kept: tuple[Tensor | None, ...], dinitial: Tensor, ddecay: bool, dk: Tensor | None
-    ) -> Gradients:  # fmt: skip
+    def fused(self, do: Tensor, ends: Tensor | None, kept: Tensors, dinitial: Tensor, ddecay: bool, dk: Tensor | None) -> Gradients:
         """Scan the state's cotangent and compute the gradients; ``kept`` are values, states, and the gradient of the values."""
         values, states, dv = kept
         if self.family.decay == CHANNEL:
@@ -310,9 +303,7 @@ class Run(Call):
         )  # fmt: skip
         return self._summed(to, 1)
 
-    def _fused_channel(
-        self, do: Tensor, kept: tuple[Tensor | None, ...], to: Gradients, scan: tuple[Tensor | None, ...]
-    ) -> Tensor:  # fmt: skip
+    def _fused_channel(self, do: Tensor, kept: Tensors, to: Gradients, scan: Tensors) -> Tensor:
         """Scan the state's cotangent with a decay per channel and compute the gradients of chunks that settle; returns marks of them."""
         (ends, dv, dinitial), (states, dstates) = scan, kept[2:]
         kernel, options = choice.fused_channel()

@@ -51,9 +51,8 @@ from linattn.ops.triton.hopper.names import fence_async_shared, mbarrier, reinte
 from linattn.ops.triton.hopper.operands import BLOCK, NATURAL_RESET, C, exp2, held, hold, in_blocks, in_rows, pick, pinned, split
 from linattn.ops.triton.tiles import LOG2E
 
-# Binary orders of a token's decay, on average, down to which a chunk settles: 2^-120 for 64 tokens is still a normal number, and its root
-# scales both sides. Fewer tokens may decay no faster: a pair of a token with itself cancels up to rounding in the decay's gradient, beside
-# which that of strong decays is nothing.
+# Binary orders of a token's decay, on average, down to which a chunk settles: 2^-120 for 64 tokens is normal, and its root scales both
+# sides. Fewer decay no faster: in the decay's gradient a token's pair with itself leaves rounding, beside which strong decays have none.
 LEAST = gl.constexpr(-1.875)
 
 
@@ -291,7 +290,7 @@ def add_up(tiles, results, ddecay, here, at, chunk, K: gl.constexpr):
 
 @gluon.jit
 def load_pairs(bars, sources, tiles, weights, fade, settled, marks, here, K: gl.constexpr):
-    """Load queries, keys and decays of chunk after chunk, from the last, and mark the chunks that settle; of others at most halves do."""
+    """Load queries, keys and decays of chunk after chunk, from the last, and mark those that settle; of others at most halves do."""
     layout: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
     channel = gl.arange(0, K, layout)
     for i in range(here.count):

@@ -14,7 +14,7 @@ from linattn.ops.triton.hopper.sizes import CHUNK
 C = gl.constexpr(CHUNK)  # tokens of a chunk
 BLOCK = gl.constexpr(64)  # channels of a step: a row of the swizzle of shared memory
 WIDE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))  # [C, C] and [C, BLOCK] in accumulators of a warpgroup
-NATURAL_RESET = gl.constexpr(-111.0)  # ln 2^-160, for a reset, as a bfloat16 number
+NATURAL_RESET = gl.constexpr(-145.0)  # ln 2^-209, for a reset, as a bfloat16 number: beyond decays.SPAN, but 2^±104.5 are finite numbers
 
 
 @gluon.constexpr_function

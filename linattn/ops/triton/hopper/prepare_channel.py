@@ -105,10 +105,13 @@ def between(i, middle, t):
 
 @gluon.jit
 def largest_settled(early, late, of_half):
-    """The most tokens, a power of two up to 32, of which all blocks settle; ``of_half``: the orders of the strongest half of a channel."""
+    """The most tokens, a power of two up to 32, of which all blocks settle; ``of_half``: the orders of the strongest half of a channel.
+
+    A token's pair with itself has no decay, so it is 1 at least, also beside a reset, on whose one side nothing may depend on the other.
+    """
     n = C // 2
     if of_half < -SPAN:
-        n = gl.minimum(smallest_far(early), smallest_far(late)) // 2
+        n = gl.maximum(gl.minimum(smallest_far(early), smallest_far(late)) // 2, 1)
     return n
 
 

@@ -16,7 +16,6 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 RESET = tl.constexpr(-160.0)  # binary orders: float32 ends at 2^-149
-FARTHEST = tl.constexpr(64.0)  # binary orders: the product of two factors of 2^-64 and of numbers near 1 is still no zero
 
 NEAR = tl.constexpr(8)  # distance of tokens from which on they are paired by products where decays are strong
 

@@ -23,7 +23,7 @@ if INTERPRETED:
     from tests.ops.triton import interpreter  # noqa: F401  before any kernel runs
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
-HALVES = (torch.float16,) if INTERPRETED else (torch.float16, torch.bfloat16)  # the interpreter multiplies bfloat16 wrongly
+HALVES = (torch.float16, torch.bfloat16)
 DTYPES = (torch.float32, *HALVES)
 SIZE = dict(K=6, V=5) if INTERPRETED else dict(K=64, V=64)  # default sizes, few, to limit compilation
 LATER = pytest.mark.slow if INTERPRETED else ()  # slow under the interpreter

@@ -42,7 +42,7 @@ def test_everything_is_reset_at_every_token(kind):
     check(undivided(call.with_(decay=torch.full_like(call.tensors["decay"], -INF))), torch.float32)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="halves settle in Hopper's own kernels alone, and the interpreter multiplies bfloat16 wrongly")
+@pytest.mark.skipif(INTERPRETED, reason="halves settle in Hopper's own kernels alone")
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", ["plain", "beta", "erase", "bonus"])
 def test_chunks_settle_as_a_whole_in_halves_or_not_at_all(kind, packed):
@@ -90,7 +90,7 @@ def walled(kind: str, rank: str, dtype: torch.dtype) -> tuple[Call, torch.Tensor
     return here(call.with_(**changed)).to(dtype), (torch.arange(T)[:, None] < torch.tensor(WALLS)).to(here(call).tensors["v"].device)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rank", ["BTH", "BTHK"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_before_a_reset_changes_a_bit_after_it(kind, rank, dtype):
@@ -144,7 +144,6 @@ def test_similar_keys_at_beta_two(rank, dtype):
     check_tame(similar(rank, 2.0 if dtype == torch.float32 else 1.9), dtype)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter multiplies bfloat16 wrongly")
 @pytest.mark.parametrize("rank", ["none", "BTHK"])
 def test_similar_keys_cost_bfloat16_no_more_than_its_inputs_do_twice(rank):
     check_tame(similar(rank, 1.9), torch.bfloat16, capped=False)

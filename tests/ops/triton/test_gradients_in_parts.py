@@ -40,7 +40,7 @@ def scanned(monkeypatch):
 def test_parts_change_no_bits(kind, rank, shape, scanned, monkeypatch):
     if "lengths" not in shape and shape["B"] > 1:
         monkeypatch.setattr(table, "FEWEST", 99)  # a segment for each sequence
-    call, found = here(make(kind, rank, **SIZE, **shape)).to(torch.float32 if INTERPRETED else torch.bfloat16), []
+    call, found = here(make(kind, rank, **SIZE, **shape)).to(torch.bfloat16), []
     for parts in (1, 4):
         monkeypatch.setattr(table, "PARTS", (parts,) * 3)
         launch._programs.clear()

@@ -149,7 +149,7 @@ def test_gradients_that_do_not_fit_leave_the_forward_pass_its_kernels(unfit):
     from linattn.ops.triton import chunks as kernels
 
     with pytest.warns(UserWarning, match="does not fit"):
-        kernels.backward(torch.ones_like(x[2]), None, *x, *(None,) * 7, 0.5, False, *(None,) * 4)
+        kernels.backward(torch.ones_like(x[2]), None, *x, *(None,) * 7, 0.5, False, *(None,) * 8)
     none = "triton: runs" in linattn.explain(*(t.detach() for t in x), form="chunk")
     wanted = "triton: no, scan does not fit" in linattn.explain(*x, form="chunk")
     assert none and wanted

@@ -74,7 +74,7 @@ def backward(family, keys, outputs) -> int:
         return 8 if family.rule == PLAIN else 9
     if family.rule == PLAIN and not outputs:
         return 4
-    if keys > 64 and family.rule == DELTA and family.decay == NONE:
+    if keys > 64 and family.rule == DELTA:
         return 5
     return 6 if keys > 64 and family.decay == CHANNEL else 7
 

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from linattn.ops.triton.anchors import apart, from_anchor, in_range, orders_of_halves, to_edge, to_late_anchor
+from linattn.ops.triton.decays import keep_factors
 from linattn.ops.triton.tiles import (
     CHANNEL,
     DELTA,
@@ -112,7 +113,7 @@ def of_chunk(slot, head, first, last, tensors, strides, done, heads, group, scal
 def multiply(place, head, first, last, tensors, strides, group, scale, shape: tl.constexpr):
     """Masked products [C, C] of queries and keys, qk, rk, qw and rw; decays per head; True if decays are in range of the anchors.
 
-    With anchors also stores scaled queries and keys.
+    With anchors also stores scaled queries and keys, and of the delta rule with a decay per head its factors.
     """
     K: tl.constexpr = shape.K
     C: tl.constexpr = shape.C
@@ -124,11 +125,11 @@ def multiply(place, head, first, last, tensors, strides, group, scale, shape: tl
     PRECISION: tl.constexpr = shape.PRECISION
     kind: tl.constexpr = shape.kind
     ANCHORS: tl.constexpr = shape.ANCHORS
-    q, k, read, write, decay, _, bonus = tensors[0]
+    q, k, read, write, decay, beta, bonus = tensors[0]
     w = tensors[1][4]
     q_faded, k_faded, write_faded, fade = tensors[2]
     q_token, q_head, k_token, k_head, read_token, read_head, write_token, write_head = strides[:8]
-    decay_token, decay_head = strides[8:10]
+    decay_token, decay_head, beta_token, beta_head = strides[8:]
     rows = tl.arange(0, C)
     valid = rows < last - first
     time = first.to(tl.int64) + rows
@@ -148,6 +149,7 @@ def multiply(place, head, first, last, tensors, strides, group, scale, shape: tl
     a_rw = tl.zeros([C, C], tl.float32)
     own = tl.zeros([C], tl.float32)  # product of a token's query and key
     own_w = tl.zeros([C], tl.float32)
+    squares = tl.zeros([C], tl.float32)  # of keys
     settled = first < last  # True while all channels are within range of their anchors
     for block in range(0, K, BK):
         channels = block + tl.arange(0, BK)
@@ -242,6 +244,7 @@ def multiply(place, head, first, last, tensors, strides, group, scale, shape: tl
             a_qk += tl.dot(qe, kt, input_precision=PRECISION)
             if RULE == DELTA:
                 a_rk += tl.dot(kb.to(kind), kt, input_precision=PRECISION)
+                squares += tl.sum(kb.to(tl.float32) * kb.to(tl.float32), 1)
             if RULE == ERASE:
                 re = rb.to(kind)
                 wt = tl.trans(wb.to(kind))
@@ -267,6 +270,9 @@ def multiply(place, head, first, last, tensors, strides, group, scale, shape: tl
             a_qw *= between
             a_rk *= between_before if RULE == ERASE else between
             a_rw *= between_before
+            if RULE == DELTA:
+                strength = tl.load(beta + time * beta_token + head * beta_head, mask=valid, other=0.0).to(tl.float32)
+                keep_factors(fade, place, rows, d, strength, squares, BITS)
         if BEFORE:
             a_qk = tl.where(later, a_qk, tl.where(diagonal, own[:, None], 0.0))
         else:

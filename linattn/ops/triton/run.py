@@ -65,8 +65,9 @@ class Run(Call):
             self.k_faded = self.empty(*wide)
             self.write_faded = self.empty(*wide) if rule == ERASE else None
             self.fade = self.empty(p.chunks, self.heads, self.size_k, dtype=torch.float32)
-        elif self.fast and p.split and rule == DELTA and self.family.decay == HEAD:
-            self.fade = self.empty(p.chunks, self.heads, dtype=torch.float32)  # bounds of what remains, see hopper/common.py: reach
+        elif rule == DELTA and self.family.decay == HEAD and (p.split or not self.fast):
+            each = () if self.fast else (2 * p.chunk + 2,)  # bounds, see hopper/common.py: reach; or factors and bounds, see decays.py
+            self.fade = self.empty(p.chunks, self.heads, *each, dtype=torch.float32)
         kernel, options = prepare_kernel.prepare, None
         if self.fast:
             kernel, options = choice.prepare(self.family, self.decay, self.read, self.write) or (kernel, None)

@@ -10,30 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, LOG2E, PLAIN, first_slot, locate, weight, whole
-
-
-@triton.jit
-def _decays(d, BEFORE: tl.constexpr, BITS: tl.constexpr):
-    """Sums of a chunk's decays ``d`` [C], factors from its start to each token and from each to its end [C, 1], its factor."""
-    d = d.to(tl.float32)
-    steps = whole(d, BITS)
-    sums = tl.cumsum(steps, 0)
-    read_at = weight((sums - steps) if BEFORE else sums, BITS)[:, None]
-    return sums, read_at, weight(tl.sum(steps, 0) - sums, BITS)[:, None], tl.exp2(tl.sum(d, 0) * LOG2E)
-
-
-@triton.jit
-def _products(left, right, valid, K: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
-    """Products [C, C] of two rows of pointers to vectors, in three terms of tf32, loaded again in parts: whole ones would be spilled."""
-    a = tl.zeros([C, C], tl.float32)
-    for block in range(0, K, 32):
-        channels = block + tl.arange(0, 32)
-        inside = valid[:, None] & (channels < K)[None, :]
-        x = tl.load(left + channels[None, :], mask=inside, other=0.0).to(tl.float32)
-        y = tl.load(right + channels[None, :], mask=inside, other=0.0).to(tl.float32)
-        a = tl.dot(x, tl.trans(y), a, input_precision=PRECISION)
-    return a
+from linattn.ops.triton.decays import chunks_in_reach, factors_of, kept_factors
+from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, PLAIN, first_slot, locate, products_in_parts, weight
 
 
 @triton.jit(do_not_specialize=["sequences", "tokens", "scale", "slots_before", "length"])
@@ -70,8 +48,17 @@ def forward(
         write += head * write_head
     state = (channels < K)[:, None] & there[None, :]
 
+    chunk = (first_slot(n, begin, tokens, C, PACKED) + (first - begin) // C).to(tl.int64)
+    if DECAY == HEAD:
+        decay += head * decay_head
+    if LOCAL and DECAY == HEAD and RULE != ERASE:  # the state at the end depends on the last chunks only
+        here, count = decay + first.to(tl.int64) * decay_token, (last - first + C - 1) // C
+        near, vanishes = chunks_in_reach(here, decay_token, fade, chunk * heads + head, heads, last - first, C, True)
+        late = tl.where(identity & vanishes, count, count - near)
+        first += late * C
+        chunk += late
     if LOCAL:
-        s = tl.where(identity & (channels[:, None] == columns[None, :]), 1.0, 0.0)
+        s = tl.where(identity & (first < last) & (channels[:, None] == columns[None, :]), 1.0, 0.0)
     elif START:
         within = channels[:, None] + columns[None, :] * K if TURNED else channels[:, None] * V + columns[None, :]
         s = tl.load(starts + (slot.to(tl.int64) * heads + head) * K * V + within, mask=state, other=0.0)
@@ -80,12 +67,13 @@ def forward(
     if LOCAL and RULE == PLAIN:
         if DECAY == CHANNEL:
             whole_fade = tl.full([BK], 1.0, tl.float32)
+        elif DECAY == HEAD:
+            whole_fade = tl.where(vanishes, 0.0, 1.0)
         else:
             whole_fade = 1.0
 
-    chunk = (first_slot(n, begin, tokens, C, PACKED) + (first - begin) // C).to(tl.int64)
-    if DECAY == HEAD:  # loaded a chunk ahead
-        decay += head * decay_head
+    KEPT: tl.constexpr = DECAY == HEAD and RULE == DELTA  # what follows from decays was prepared
+    if DECAY == HEAD and not KEPT:  # loaded a chunk ahead
         ahead = tl.load(decay + (first.to(tl.int64) + rows) * decay_token, mask=rows < last - first, other=0.0)
     for i in range((last - first + C - 1) // C):
         start = first + i * C
@@ -103,10 +91,12 @@ def forward(
             vb = tl.load(v + time[:, None] * v_token + columns[None, :], mask=writes & (not identity), other=0.0).to(kind)
         else:
             vb = tl.load(v + time[:, None] * v_token + columns[None, :], mask=writes, other=0.0).to(kind)
-        if DECAY == HEAD:
+        if KEPT:
+            read_at, to_end, faded = kept_factors(fade, place, rows)
+        elif DECAY == HEAD:
             d = ahead
             ahead = tl.load(decay + (time + C) * decay_token, mask=rows < last - start - C, other=0.0)
-            sums, read_at, to_end, faded = _decays(d, BEFORE, BITS)
+            sums, read_at, to_end, faded = factors_of(d, BEFORE, BITS)
         if DECAY == CHANNEL:
             kb = tl.load(k_faded + wide, mask=fits, other=0.0)
             faded = tl.load(fade + place * K + channels, mask=channels < K, other=1.0)
@@ -135,7 +125,7 @@ def forward(
                 qb = tl.load(q + time[:, None] * q_token + channels[None, :], mask=reads, other=0.0).to(kind)
             if (RULE == PLAIN) and (DECAY < CHANNEL) and (not BEFORE):
                 if PRECISION == "tf32x3":
-                    a = _products(q + time[:, None] * q_token, k + time[:, None] * k_token, valid, K, C, PRECISION) * scale
+                    a = products_in_parts(q + time[:, None] * q_token, k + time[:, None] * k_token, valid, K, C, PRECISION) * scale
                 else:
                     a = tl.dot(qb, tl.trans(kb), input_precision=PRECISION) * scale
                 if DECAY == HEAD:
@@ -233,6 +223,12 @@ def backward(
     else:
         ds = tl.zeros([BK, BV], tl.float32)
 
+    if DECAY == HEAD:
+        decay += head * decay_head
+    if LOCAL and DECAY == HEAD and RULE != ERASE:  # the cotangent at the start depends on the first chunks only
+        place = (first_slot(n, begin, tokens, C, PACKED) + (first - begin) // C).to(tl.int64) * heads + head
+        here = decay + first.to(tl.int64) * decay_token
+        last = tl.minimum(last, first + C * chunks_in_reach(here, decay_token, fade, place, heads, last - first, C, False)[0])
     count = (last - first + C - 1) // C
     if IN_PARTS:
         count = tl.minimum(count, chunks_before + part) - chunks_before
@@ -240,8 +236,8 @@ def backward(
     chunk = (first_slot(n, begin, tokens, C, PACKED) + (first - begin) // C).to(tl.int64) + count - 1
     if IN_PARTS:
         dstates += (slot.to(tl.int64) * part + count - 1 - chunk) * heads * K * V
-    if DECAY == HEAD:  # loaded a chunk ahead
-        decay += head * decay_head
+    KEPT: tl.constexpr = DECAY == HEAD and RULE == DELTA  # what follows from decays was prepared
+    if DECAY == HEAD and not KEPT:  # loaded a chunk ahead
         start = first + (count - 1) * C
         ahead = tl.load(decay + (start.to(tl.int64) + rows) * decay_token, mask=(rows < last - start) & (count > 0), other=0.0)
     for back in range(count):
@@ -257,10 +253,12 @@ def backward(
         if dstates is not None:
             tl.store(dstates + place * K * V + block, ds.to(dstates.dtype.element_ty), mask=state)
         dob = tl.load(do + time[:, None] * do_token + columns[None, :], mask=writes, other=0.0).to(kind)
-        if DECAY == HEAD:
+        if KEPT:
+            read_at, to_end, faded = kept_factors(fade, place, rows)
+        elif DECAY == HEAD:
             d = ahead
             ahead = tl.load(decay + (time - C) * decay_token, mask=(rows >= 0) & (back < count - 1), other=0.0)
-            sums, read_at, to_end, faded = _decays(d, BEFORE, BITS)
+            sums, read_at, to_end, faded = factors_of(d, BEFORE, BITS)
         if DECAY == CHANNEL:
             qb = tl.load(q_faded + wide, mask=fits, other=0.0)
             faded = tl.load(fade + place * K + channels, mask=channels < K, other=1.0)
@@ -275,7 +273,7 @@ def backward(
                 kb = tl.load(k + time[:, None] * k_token + channels[None, :], mask=reads, other=0.0).to(kind)
             if (RULE == PLAIN) and (DECAY < CHANNEL) and (not BEFORE):
                 if PRECISION == "tf32x3":
-                    a = _products(k + time[:, None] * k_token, q + time[:, None] * q_token, valid, K, C, PRECISION) * scale
+                    a = products_in_parts(k + time[:, None] * k_token, q + time[:, None] * q_token, valid, K, C, PRECISION) * scale
                 else:
                     a = tl.dot(kb, tl.trans(qb), input_precision=PRECISION) * scale
                 if DECAY == HEAD:

@@ -180,6 +180,19 @@ def at_distance(g, rows, distance, READS: tl.constexpr):
 
 
 @triton.jit
+def products_in_parts(left, right, valid, K: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
+    """Products [C, C] of two rows of pointers to vectors, in three terms of tf32, loaded again in parts: whole ones would be spilled."""
+    a = tl.zeros([C, C], tl.float32)
+    for block in range(0, K, 32):
+        channels = block + tl.arange(0, 32)
+        inside = valid[:, None] & (channels < K)[None, :]
+        x = tl.load(left + channels[None, :], mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(right + channels[None, :], mask=inside, other=0.0).to(tl.float32)
+        a = tl.dot(x, tl.trans(y), a, input_precision=PRECISION)
+    return a
+
+
+@triton.jit
 def inverse(a, rows, PRECISION: tl.constexpr):
     """(I - a)^-1 of a strictly lower triangular a [C, C], by blocks: the inverse of twice the size from two halves.
 

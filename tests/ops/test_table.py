@@ -90,7 +90,9 @@ def prepare(family) -> int:
 def gradients(family) -> int:
     if not family.half:
         return 0
-    return {NONE: 1, HEAD: 2}.get(family.decay, 3)
+    if family.decay == CHANNEL:
+        return 1
+    return 2 if family.rule == DELTA and family.decay == HEAD else 3
 
 
 def elementwise(short, packed, shared, backward, decay_bytes, value_bytes) -> int:

@@ -29,16 +29,19 @@ from linattn.ops.triton.roles import (
     READ,
     WRITE,
     Chunk,
+    Found,
     Role,
     Shape,
     computes,
+    counted,
     diagonal,
     earlier,
     ends,
     of_tokens,
     pairs_of_values,
     role,
-    summed,
+    sums_of_head,
+    vectors_of,
 )
 from linattn.ops.triton.tiles import CHANNEL, DELTA, ERASE, HEAD, PLAIN, chunk_slots, first_left, first_slot, locate, orders, whole
 
@@ -85,17 +88,23 @@ def of_block(slot, head, first_channel, first, last, steps, x, halves, tensors, 
     row = heads * V  # stride of time of values and de [B, T, H, V]
     states += place * K * V
     dstates += place * K * V
+    queries = q + (head // group) * q_head
     keys = k + (head // group) * k_head
-    of_q = Role(do + head * do_head, do_token, q + (head // group) * q_head, q_token, K)
-    of_k = Role(v + head * v_head, v_token, keys, k_token, K)
+    query = None
+    key = None
+    if DECAY == HEAD and RULE != ERASE:  # loaded once, at the start, beside the cotangents; with more they would be spilled
+        query = of_tokens(queries, time, q_token, channels, inside).to(kind)
+        key = of_tokens(keys, time, k_token, channels, inside).to(kind)
+    of_q = Role(do + head * do_head, do_token, queries, q_token, K, query)
+    of_k = Role(v + head * v_head, v_token, keys, k_token, K, key)
     of_r = of_q
     of_w = of_k
     if RULE == DELTA:
-        of_k = Role(values + head * V, row, keys, k_token, K)
-        of_r = Role(de + head * V, row, keys, k_token, K)
+        of_k = Role(values + head * V, row, keys, k_token, K, key)
+        of_r = Role(de + head * V, row, keys, k_token, K, key)
     if RULE == ERASE:
-        of_r = Role(de + head * V, row, read + head * read_head, read_token, K)
-        of_w = Role(values + head * V, row, write + head * write_head, write_token, K)
+        of_r = Role(de + head * V, row, read + head * read_head, read_token, K, None)
+        of_w = Role(values + head * V, row, write + head * write_head, write_token, K, None)
     total = steps
     decay_at = decay
     if DECAY == HEAD:
@@ -130,33 +139,36 @@ def of_block(slot, head, first_channel, first, last, steps, x, halves, tensors, 
             if first_channel == 0:
                 store_strength(strength, beta + head * beta_head, beta_token, dbeta + head, heads, time, valid)
 
+    none = tl.zeros([C], tl.float32)
     if DECAY == CHANNEL and DDECAY:
-        dd = tl.zeros([C, BK], tl.float32)
+        found = Found(tl.zeros([C, BK], tl.float32), none, none)
     else:
-        dd = tl.zeros([C], tl.float32)
+        found = Found(none, none, none)
     if QUERIES:
-        dqb, outside, within, own, own_w = role(
-            of_q, of_k, of_w, (qk, qw), (scale, scale, scale), states, chunk, shape, True, RULE == ERASE, BEFORE, BEFORE, False
+        dqb, outside, within, own, own_w, past = role(
+            of_q, of_k, of_w, (qk, qw), (scale, scale, scale), states, dstates if DDECAY else None, chunk, shape,
+            True, RULE == ERASE, BEFORE, BEFORE, False,
         )  # fmt: skip
         if DECAY != CHANNEL:
             own = same
             own_w = same_w
-        kb = of_tokens(keys, time, k_token, channels, inside).to(tl.float32)
+        kb = vectors_of(of_k, time, channels, inside)
         if BEFORE:
             u = tl.load(bonus + head * K + channels, mask=channels < K, other=0.0).to(tl.float32)[None, :]
-            qb = of_tokens(of_q.vector, time, q_token, channels, inside).to(tl.float32)
+            qb = vectors_of(of_q, time, channels, inside)
             tl.store(dbonus + place * K + channels, tl.sum(own * scale * qb * kb, 0), mask=channels < K)
             kb *= u
         dqb += own * scale * kb
         if RULE == ERASE:
-            dqb += own_w * scale * of_tokens(of_w.vector, time, write_token, channels, inside).to(tl.float32)
+            dqb += own_w * scale * vectors_of(of_w, time, channels, inside)
         tl.store(dq + at, dqb.to(dq.dtype.element_ty), mask=inside)
         if DDECAY:
-            dd += summed(outside + within, rows, True, not BEFORE, DECAY, kind)
+            found = counted(found, outside + within, rows, True, not BEFORE, DECAY, kind)
+            past *= faded  # what passes the whole chunk
 
     if READS:
-        drb, outside, within, strength, _ = role(
-            of_r, of_k, of_w, (rk, rw), (sign, sign, sign), states, chunk, shape,
+        drb, outside, within, strength, _, _ = role(
+            of_r, of_k, of_w, (rk, rw), (sign, sign, sign), states, None, chunk, shape,
             True, RULE == ERASE, RULE == ERASE, RULE == ERASE, RULE == ERASE,
         )  # fmt: skip
         if RULE == DELTA and DECAY == CHANNEL:
@@ -167,16 +179,16 @@ def of_block(slot, head, first_channel, first, last, steps, x, halves, tensors, 
         elif not KEYS:
             tl.store(dk + at, drb.to(dk.dtype.element_ty), mask=inside)
         if DDECAY:
-            dd += summed(outside + within, rows, True, RULE != ERASE, DECAY, kind)
+            found = counted(found, outside + within, rows, True, RULE != ERASE, DECAY, kind)
 
     if KEYS:
-        dkb, outside, within, own, _ = role(
-            of_k, of_q, of_r, (tl.trans(qk), tl.trans(rk)), (1.0, scale, sign), dstates, chunk, shape,
+        dkb, outside, within, own, _, _ = role(
+            of_k, of_q, of_r, (tl.trans(qk), tl.trans(rk)), (1.0, scale, sign), dstates, None, chunk, shape,
             False, RULE != PLAIN, False, BEFORE, RULE == ERASE,
         )  # fmt: skip
         if DECAY != CHANNEL:
             own = same
-        qb = of_tokens(of_q.vector, time, q_token, channels, inside).to(tl.float32)
+        qb = vectors_of(of_q, time, channels, inside)
         if BEFORE:
             qb *= tl.load(bonus + head * K + channels, mask=channels < K, other=0.0).to(tl.float32)[None, :]
         dkb += own * scale * qb
@@ -184,36 +196,32 @@ def of_block(slot, head, first_channel, first, last, steps, x, halves, tensors, 
             dkb += drb if READS else tl.load(dk + at, mask=inside, other=0.0)
         tl.store(dk + at, dkb.to(dk.dtype.element_ty), mask=inside)
         if DDECAY:
-            dd += summed(outside, rows, False, False, DECAY, kind) - summed(within, rows, True, True, DECAY, kind)
+            found = counted(found, outside, rows, False, False, DECAY, kind)
+            found = counted(found, -within, rows, True, True, DECAY, kind)
 
     if WRITES:
-        dwb, outside, within, own_w, _ = role(
-            of_w, of_q, of_r, (tl.trans(qw), tl.trans(rw)), (1.0, scale, 1.0), dstates, chunk, shape, False, True, False, False, True
-        )
+        dwb, outside, within, own_w, _, _ = role(
+            of_w, of_q, of_r, (tl.trans(qw), tl.trans(rw)), (1.0, scale, 1.0), dstates, None, chunk, shape,
+            False, True, False, False, True,
+        )  # fmt: skip
         if DECAY != CHANNEL:
             own_w = same_w
-        qb = of_tokens(of_q.vector, time, q_token, channels, inside).to(tl.float32)
+        qb = vectors_of(of_q, time, channels, inside)
         dwb += own_w * scale * qb
         tl.store(dwrite + at, dwb.to(dwrite.dtype.element_ty), mask=inside)
         if DDECAY:
-            dd += summed(outside, rows, False, False, DECAY, kind) - summed(within, rows, True, True, DECAY, kind)
+            found = counted(found, outside, rows, False, False, DECAY, kind)
+            found = counted(found, -within, rows, True, True, DECAY, kind)
 
-    if DDECAY and not QUERIES:
-        dd += tl.load(so_far + at, mask=inside, other=0.0)
-    if DDECAY and ends(shape.RULE, shape.ROLE):
-        past = tl.zeros([BK], tl.float32)  # the part of the state that passes the whole chunk
-        for block in range(0, V, BV):
-            columns = block + tl.arange(0, BV)
-            place_in_state = channels[:, None] * V + columns[None, :]
-            there = (channels < K)[:, None] & (columns < V)[None, :]
-            s = tl.load(states + place_in_state, mask=there, other=0.0).to(tl.float32)
-            past += tl.sum(s * tl.load(dstates + place_in_state, mask=there, other=0.0).to(tl.float32), 1)
-        if DECAY == HEAD:
-            dd += faded * tl.sum(past, 0)
-        else:
-            tl.store(ddecay + at, (dd + (faded * past)[None, :]).to(ddecay.dtype.element_ty), mask=inside)
+    dd = found.own
+    if DDECAY and DECAY == HEAD:
+        dd = sums_of_head(found, rows, BEFORE or RULE == ERASE) + tl.sum(past, 0)
     elif DDECAY:
-        tl.store(so_far + at, dd, mask=inside)
+        dd += past[None, :] if QUERIES else tl.load(so_far + at, mask=inside, other=0.0)
+        if ends(RULE, shape.ROLE):
+            tl.store(ddecay + at, dd.to(ddecay.dtype.element_ty), mask=inside)
+        else:
+            tl.store(so_far + at, dd, mask=inside)
     return dd
 
 

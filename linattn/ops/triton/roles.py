@@ -51,6 +51,16 @@ class Chunk(NamedTuple):
     decay_at: Any
 
 
+class Found(NamedTuple):
+    """Sums of the gradient of a decay so far: of ``own`` and later tokens, [C, BK] with a decay per channel; for heads [C] before sums over
+    tokens, and likewise of later and of earlier tokens alone.
+    """
+
+    own: Any
+    later: Any
+    earlier: Any
+
+
 class Role(NamedTuple):
     """Cotangents and vectors of a kind of query or key, and their strides of time."""
 
@@ -59,6 +69,7 @@ class Role(NamedTuple):
     vector: Any
     vector_token: Any
     size: Any  # channels
+    tile: Any  # the chunk's vectors [C, BK], or None if each use loads them again, as registers are few
 
 
 @triton.constexpr_function
@@ -93,6 +104,16 @@ def rows_of(tensor, time, token, size, block, valid, BV: tl.constexpr, kind: tl.
 def of_tokens(tensor, time, token, channels, inside):
     """Load a block [C, BK] of a tensor that points to its head."""
     return tl.load(tensor + time[:, None] * token + channels[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def vectors_of(of, time, channels, inside):
+    """Vectors [C, BK] of a kind of query or key in float32."""
+    if of.tile is None:
+        vectors = of_tokens(of.vector, time, of.vector_token, channels, inside)
+    else:
+        vectors = of.tile
+    return vectors.to(tl.float32)
 
 
 @triton.jit
@@ -149,7 +170,7 @@ def earlier(g, scale, chunk, shape: tl.constexpr, BEFORE: tl.constexpr):
 def scaled(of, chunk, shape: tl.constexpr, READS: tl.constexpr, BEFORE: tl.constexpr, ON: tl.constexpr):
     """Vectors [C, BK] of a kind of query (``READS``) or key, with a decay per channel scaled to its anchor, or ``ON`` to the late one."""
     kind: tl.constexpr = shape.kind
-    vectors = of_tokens(of.vector, chunk.time, of.vector_token, chunk.channels, chunk.inside).to(kind)
+    vectors = vectors_of(of, chunk.time, chunk.channels, chunk.inside).to(kind)
     if shape.DECAY == CHANNEL:
         own = factor(chunk.x, chunk.decay_at, chunk.inside, READS, BEFORE)
         vectors = (vectors * (to_late_anchor(own, chunk.halves) if ON else own)).to(kind)
@@ -176,10 +197,11 @@ def neighbours(low, of, chunk, READS: tl.constexpr):
 
 @triton.jit
 def role(
-    mine, one, two, weights, scales, state, chunk, shape: tl.constexpr,
+    mine, one, two, weights, scales, state, opposite, chunk, shape: tl.constexpr,
     READS: tl.constexpr, TWO: tl.constexpr, BEFORE: tl.constexpr, APART_ONE: tl.constexpr, APART_TWO: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of one kind of query (``READS``) or key [C, BK], its two parts of the decay's gradient, and a token's product with itself.
+    """Gradient of one kind of query (``READS``) or key [C, BK], its two parts of the decay's gradient, a token's product with itself, with
+    one and with two, and the products [BK] of the state and the ``opposite`` one, unless this is None.
 
     ``mine`` meets ``one`` and, if ``TWO``, ``two`` with the ``weights`` [C, C], and ``state``, that before the chunk (the cotangent of
     that after it). With a decay per channel, which the vectors contain, the weights are formed here, beside the products with the
@@ -201,12 +223,16 @@ def role(
     low_one, low_two = weights
     scale, scale_one, scale_two = scales
     d = tl.zeros([C, BK], tl.float32)
+    past = tl.zeros([BK], tl.float32)
     g_one = tl.zeros([C, C], tl.float32)
     g_two = tl.zeros([C, C], tl.float32)
     for block in tl.range(0, V, BV, num_stages=depth(V, BV)):
         columns = block + tl.arange(0, BV)
         there = (channels < K)[:, None] & (columns < V)[None, :]
         s = tl.load(state + channels[:, None] * V + columns[None, :], mask=there, other=0.0)
+        if opposite is not None:
+            also = tl.load(opposite + channels[:, None] * V + columns[None, :], mask=there, other=0.0)
+            past += tl.sum(s.to(tl.float32) * also.to(tl.float32), 1)
         o = rows_of(mine.cotangent, chunk.time, mine.cotangent_token, V, block, chunk.valid, BV, kind)
         d = tl.dot(o, tl.trans(s), d, input_precision=PRECISION)
         if DECAY == CHANNEL:
@@ -221,7 +247,7 @@ def role(
         low_one = tl.where(other, g_one * scale_one, 0.0).to(kind)
         if TWO:
             low_two = tl.where(other, g_two * scale_two, 0.0).to(kind)
-    vector = of_tokens(mine.vector, chunk.time, mine.vector_token, channels, chunk.inside).to(kind)
+    vector = vectors_of(mine, chunk.time, channels, chunk.inside).to(kind)
     to_anchor = vector
     if DECAY == CHANNEL:
         own = factor(chunk.x, chunk.decay_at, chunk.inside, READS, BEFORE)
@@ -257,31 +283,50 @@ def role(
                 own = to_late_anchor(own, chunk.halves)
             within += (vector * own).to(kind) * on
             part += own * on
-    return d + part, outside, within, diagonal(g_one, chunk.rows), diagonal(g_two, chunk.rows)
+    return d + part, outside, within, diagonal(g_one, chunk.rows), diagonal(g_two, chunk.rows), past
 
 
 @triton.jit
-def summed(a, rows, LATER: tl.constexpr, OWN: tl.constexpr, DECAY: tl.constexpr, kind: tl.constexpr):
-    """Part of the decay's gradient: for each token the sum of rows of ``a`` [C, BK] at ``LATER`` or earlier tokens, with its ``OWN``.
+def counted(found, a, rows, LATER: tl.constexpr, OWN: tl.constexpr, DECAY: tl.constexpr, kind: tl.constexpr):
+    """Add a part of the decay's gradient: for each token the sum of rows of ``a`` [C, BK] at ``LATER`` or earlier tokens, with its ``OWN``.
 
-    Exact to float32, because shared summands of the parts must cancel. With a decay per head, of the sums over channels.
+    Exact to float32, because shared summands of the parts must cancel. With a decay per head the rows are summed over channels here and
+    over tokens by :func:`sums_of_head`.
     """
-    i = rows[:, None]
-    t = rows[None, :]
-    which = i <= t if OWN else i < t
-    if not LATER:
-        which = i >= t if OWN else i > t
+    own, later, earlier = found
     if DECAY == HEAD:
         each = tl.sum(a, 1)
         if LATER and OWN:
-            total = tl.cumsum(each, 0, reverse=True)
-        else:  # not by a difference, which would contain the rounding errors of large summands
-            total = tl.sum(tl.where(which, each[None, :], 0.0), 1)
+            own += each
+        elif LATER:
+            later += each
+        else:
+            earlier += each
     else:
+        i = rows[:, None]
+        t = rows[None, :]
+        if LATER:
+            which = i <= t if OWN else i < t
+        else:
+            which = i >= t if OWN else i > t
         if kind == tl.float32:
-            total = sums(which, a, kind)
+            own += sums(which, a, kind)
         else:
             high = a.to(tl.bfloat16).to(tl.float32)
-            total = sums(which, a - high, kind)
-            total = tl.dot(which.to(tl.bfloat16), high.to(tl.bfloat16), total)
-    return total
+            own = tl.dot(which.to(tl.bfloat16), high.to(tl.bfloat16), own + sums(which, a - high, kind))
+    return Found(own, later, earlier)
+
+
+@triton.jit
+def sums_of_head(found, rows, LATER: tl.constexpr):
+    """Gradient [C] of a decay per head from what is :func:`counted`; ``LATER`` says that some of it is of later tokens alone.
+
+    Not by differences of sums over all tokens, which would contain the rounding errors of large summands.
+    """
+    own, later, earlier = found
+    i = rows[None, :]
+    t = rows[:, None]
+    of_later = own[None, :]
+    if LATER:
+        of_later += tl.where(i > t, later[None, :], 0.0)
+    return tl.sum(tl.where(i < t, earlier[None, :], of_later), 1)

@@ -37,16 +37,16 @@ def of_block(slot, head, column, first, last, tensors, strides, heads, group, sc
     dstates += place * K * V
     decay += head * decay_head
     keys = k + (head // group) * k_head
-    of_q = Role(do + head * do_head, do_token, q + (head // group) * q_head, q_token, K)
-    of_k = Role(v + head * v_head, v_token, keys, k_token, K)
+    of_q = Role(do + head * do_head, do_token, q + (head // group) * q_head, q_token, K, None)
+    of_k = Role(v + head * v_head, v_token, keys, k_token, K, None)
     of_r = of_q
     of_w = of_k
     if RULE == DELTA:
-        of_k = Role(values + head * V, row, keys, k_token, K)
-        of_r = Role(de + head * V, row, keys, k_token, K)
+        of_k = Role(values + head * V, row, keys, k_token, K, None)
+        of_r = Role(de + head * V, row, keys, k_token, K, None)
     if RULE == ERASE:
-        of_r = Role(de + head * V, row, read + head * read_head, read_token, K)
-        of_w = Role(values + head * V, row, write + head * write_head, write_token, K)
+        of_r = Role(de + head * V, row, read + head * read_head, read_token, K, None)
+        of_w = Role(values + head * V, row, write + head * write_head, write_token, K, None)
 
     # A token's own value, weighted by its cotangent; and the gradient of its strength.
     own = tl.zeros([C], tl.float32)

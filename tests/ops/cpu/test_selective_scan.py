@@ -240,15 +240,13 @@ def test_faster_than_the_loop_of_transformers(threads, transformers_scan):
 
     @torch.no_grad()
     def seconds(function):
-        times = []
-        for _ in range(5):  # the first run faults pages in
-            start = time.process_time()  # processor time, since other processes share the cores
-            function(a)
-            times.append(time.process_time() - start)
-        return min(times)
+        start = time.process_time()  # processor time, since other processes share the cores
+        function(a)
+        return time.process_time() - start
 
-    ours, theirs = seconds(run), seconds(transformers_scan)
-    factor = {"portable": 5, "avx2": 10}.get(library.isa(), 20)  # 4 lanes or none, 8, 16
+    turns = [(seconds(run), seconds(transformers_scan)) for _ in range(12)]  # the first run faults pages in
+    ours, theirs = map(min, zip(*turns, strict=True))
+    factor = {"portable": 5, "avx2": 15}.get(library.isa(), 20)  # 4 lanes or none, 8, 16; 4 on a machine with 8 reach 10
     assert factor * ours < theirs, f"{ours * 1e3:.2f} ms, {theirs * 1e3:.2f} of transformers"
 
 

@@ -90,8 +90,9 @@ def walled(kind: str, rank: str, dtype: torch.dtype) -> tuple[Call, torch.Tensor
     return here(call.with_(**changed)).to(dtype), (torch.arange(T)[:, None] < torch.tensor(WALLS)).to(here(call).tensors["v"].device)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rank", ["BTH", "BTHK"])
+@pytest.mark.parametrize(
+    ("rank", "dtype"), first([("BTH", torch.float32), ("BTHK", torch.bfloat16)], product(["BTH", "BTHK"], [torch.float32, torch.bfloat16]))
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_before_a_reset_changes_a_bit_after_it(kind, rank, dtype):
     call, before = walled(kind, rank, dtype)

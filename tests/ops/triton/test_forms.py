@@ -186,8 +186,15 @@ def check_fused(call, monkeypatch):
     assert ran
 
 
-@pytest.mark.parametrize("shape", [dict(B=1, T=30), dict(lengths=(17, 0, 18))] if INTERPRETED else [LENGTHS[0], LENGTHS[4]], ids=str)
-@pytest.mark.parametrize(("kind", "rank"), [("beta", "none"), ("beta", "BTH"), *([] if INTERPRETED else [("plain", "BTHK")])])
+DENSE, PACKED = (dict(B=1, T=30), dict(lengths=(17, 0, 18))) if INTERPRETED else (LENGTHS[0], LENGTHS[4])
+PREPARED_ONCE = [("beta", "none"), ("beta", "BTH"), *([] if INTERPRETED else [("plain", "BTHK")])]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "shape"),
+    first([("beta", "none", DENSE), ("beta", "BTH", PACKED)], [(*how, shape) for shape in (DENSE, PACKED) for how in PREPARED_ONCE]),
+    ids=str,
+)
 def test_chunks_prepared_once_have_the_bits_of_chunks_prepared_twice(kind, rank, shape, monkeypatch):
     from linattn.ops.triton import launch
     from linattn.ops.triton.hopper import choice

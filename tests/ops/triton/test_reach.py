@@ -10,6 +10,7 @@ import triton.language as tl
 
 from linattn.ops.triton import hopper, launch, table
 from linattn.ops.triton.decays import SPAN, reach
+from linattn.ops.triton.hopper import gluon_refusal
 from linattn.ops.triton.run import Run
 from tests.ops.cases import Call, make
 from tests.ops.errors import error, same_bits
@@ -37,7 +38,7 @@ def several_chunks(small_pieces, monkeypatch):
 
 
 @triton.jit
-def measure(bounds, out, step, count, BACK: tl.constexpr, GROWS: tl.constexpr):
+def portable(bounds, out, step, count, BACK: tl.constexpr, GROWS: tl.constexpr):
     near, vanishes = reach(bounds, step, count, BACK, 0.5, GROWS)
     tl.store(out, near)
     tl.store(out + 1, vanishes.to(tl.int32))
@@ -48,12 +49,19 @@ LIMIT = 1e-5
 MOST = 2 * SPAN.value + 100
 
 
+@pytest.mark.parametrize("kernels", ["portable"] if INTERPRETED else ["portable", "hopper"])
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize("step", [0, 1, 3])
 @pytest.mark.parametrize("count", [1, 7, SPAN.value, MOST])
 @pytest.mark.parametrize("which", ["none", "few", "many", "exact", "reset", "nan", "growth", "growth at last"])
-def test_how_far_a_state_reaches(which, count, step, back):
+def test_how_far_a_state_reaches(which, count, step, back, kernels):
     """Bounds are whole numbers, which float32 sums exactly."""
+    if kernels == "hopper" and (torch.cuda.get_device_capability()[0] != 9 or gluon_refusal(torch.device(DEVICE))):
+        pytest.skip("needs Hopper's own kernels")
+    if kernels == "hopper":
+        from tests.ops.triton.hopper_reach import measure
+    else:
+        measure = portable
     below = {"few": 2, "many": 9, "reset": 2, "growth": 9, "growth at last": 40}.get(which, 1)
     x = -torch.randint(0, below, (MOST,), generator=torch.Generator().manual_seed(1)).float()
     if which == "exact":

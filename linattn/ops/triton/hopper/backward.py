@@ -77,10 +77,10 @@ def backward(
         shared = head // group
         place = (first_slot(n, begin, tokens, C, PACKED) + (first - begin) // C).to(gl.int64) * heads + head
         if LOCAL and DECAY == HEAD and RULE == PLAIN:  # the cotangent at the start depends on the first chunks only
-            near = reach(decay + first.to(gl.int64) * decay_token + head * decay_head, decay_token, last - first, False, LOG2E, 8)[0]
+            near = reach(decay + first.to(gl.int64) * decay_token + head * decay_head, decay_token, last - first, False, LOG2E, False, 8)[0]
             last = gl.minimum(last, first + (near + C - 1) // C * C)
         elif LOCAL and DECAY == HEAD and fade is not None:
-            near = reach(fade + place, heads, (last - first + C - 1) // C, False, 1.0, 1)[0]
+            near = reach(fade + place, heads, (last - first + C - 1) // C, False, 1.0, True, 1)[0]
             last = gl.minimum(last, first + near * C)
         rows = last - first
         count = (rows + C - 1) // C

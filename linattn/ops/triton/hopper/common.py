@@ -26,26 +26,29 @@ def add(a, b):
 
 
 @gluon.jit
-def reach(bounds, step, count, BACK: gl.constexpr, ORDERS: gl.constexpr, EACH: gl.constexpr):
+def reach(bounds, step, count, BACK: gl.constexpr, ORDERS: gl.constexpr, GROWS: gl.constexpr, EACH: gl.constexpr):
     """Number of chunks or tokens from the first (``BACK``: from the last back), at most ``count``, through which a state does not vanish.
 
     ``bounds`` has for each, ``step`` apart, an upper bound of the log factor of a state, in units of ``ORDERS`` binary exponents; a
-    thread loads ``EACH`` of them. Also returns whether the state vanishes at the end of the last of them, so that the rest has no effect.
+    thread loads ``EACH`` of them. If some are positive (``GROWS``) a state may be small in between: all are read then. Also returns
+    whether the state vanishes through all.
     """
     layout: gl.constexpr = gl.BlockedLayout([EACH], [32], [gl.num_warps()], [0])
     SPAN: gl.constexpr = 32 * EACH * gl.num_warps()
-    found = count
+    passed = 0  # as many leave of the state more than nothing
     orders = 0.0
     start = 0
     while start < count:
         n = start + gl.arange(0, SPAN, layout)
         at = count - 1 - n if BACK else n
         x = gl.load(bounds + at.to(gl.int64) * step, mask=n < count, other=0.0).to(gl.float32) * ORDERS
-        below = (orders + gl.associative_scan(x, 0, add) <= GONE) & (n < count)
-        found = gl.min(gl.where(below, n, count), 0)
+        gone = orders + gl.associative_scan(x, 0, add) <= GONE  # False of a NaN
+        passed = gl.maximum(passed, gl.max(gl.where(gone | (n >= count), 0, n + 1), 0))
         orders += gl.sum(x, 0)
-        start = gl.where(found < count, count, start + SPAN)
-    return gl.minimum(found + 1, count), found < count
+        start += SPAN
+        if not GROWS:
+            start = gl.where(passed < start, count, start)
+    return gl.minimum(passed + 1, count), passed < count
 
 
 @gluon.jit

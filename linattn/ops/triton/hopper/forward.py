@@ -82,12 +82,12 @@ def forward(
         first_column = (block - gl.where(identity, BLOCKS, 0)) * BV
         v_column = gl.where(identity, 0, first_column)
         if LOCAL and DECAY == HEAD and RULE == PLAIN:  # the state at the end depends on the last chunks only
-            near = reach(decay + first.to(gl.int64) * decay_token + head * decay_head, decay_token, last - first, True, LOG2E, 8)[0]
+            near = reach(decay + first.to(gl.int64) * decay_token + head * decay_head, decay_token, last - first, True, LOG2E, False, 8)[0]
             first += (last - first - near) // C * C
         elif LOCAL and DECAY == HEAD and fade is not None:
             count = (last - first + C - 1) // C
             slots = (first_slot(n, begin, tokens, C, PACKED) + (first - begin) // C).to(gl.int64) * heads + head
-            near, vanishes = reach(fade + slots, heads, count, True, 1.0, 1)
+            near, vanishes = reach(fade + slots, heads, count, True, 1.0, True, 1)
             first = gl.where(identity & vanishes, last, first + (count - near) * C)
         rows = last - first
         count = (rows + C - 1) // C

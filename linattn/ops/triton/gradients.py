@@ -255,13 +255,16 @@ def gradients(
     tokens that a launch computes, or ALL; from launch to launch ``so_far`` [B, T, H, K] sums the gradient of the decay.
     """
     shape: tl.constexpr = shape_of(K, V, C, BK, BV, DECAY, RULE, BEFORE, BITS, PRECISION, kind, DDECAY, ANCHORS, ROLE)
+    OF_SPAN: tl.constexpr = SPAN if DECAY == HEAD and DDECAY else BK
+    COLUMNS: tl.constexpr = (K + OF_SPAN - 1) // OF_SPAN
+    chunk = tl.program_id(0) // COLUMNS  # the blocks of a chunk run at a time, so that those after the first find its tokens in the cache
     if IN_PARTS:
-        segment = tl.program_id(0) // part
+        segment = chunk // part
         n, first, last, _, begin, _ = locate(segment, cu, sequences, tokens, length, PACKED)
-        first += (chunks_before + tl.program_id(0) - segment * part) * C
+        first += (chunks_before + chunk - segment * part) * C
         last = tl.minimum(first + C, last)
         slot = first_slot(n, begin, tokens, C, PACKED) + (first - begin) // C
-        dstates += (tl.program_id(0) - slot).to(tl.int64) * heads * K * V
+        dstates += (chunk - slot).to(tl.int64) * heads * K * V
     tensors = (
         q, k, v, read, write, decay, beta, bonus, do, values, de, states, dstates, dq, dk, dread, dwrite, ddecay, dbeta, dbonus, so_far,
     )  # fmt: skip
@@ -270,7 +273,6 @@ def gradients(
         decay_token, decay_head, beta_token, beta_head, do_token, do_head,
     )  # fmt: skip
     if ANCHORS == 2:
-        COLUMNS: tl.constexpr = (K + BK - 1) // BK
         items = chunk_slots(sequences, tokens, C, PACKED) * heads * COLUMNS
         # Numbers that do not depend on the item are formed again: kept, they would take registers.
         for item in tl.range(first_left(done, items, K, BK, UNIT), items, tl.num_programs(0), num_stages=1, disable_licm=True):
@@ -282,9 +284,9 @@ def gradients(
                 in_anchors(slot, place % heads, item % COLUMNS, first, last, tensors, strides, done, heads, group, scale, UNIT, shape)
     else:
         head = tl.program_id(1)
-        column = tl.program_id(2)
+        column = tl.program_id(0) % COLUMNS
         if not IN_PARTS:
-            slot = tl.program_id(0) + chunks_before
+            slot = chunk + chunks_before
             _, first, last, _, _, _ = locate(slot, cu, sequences, tokens, C, PACKED)
         if first >= last:
             return
@@ -300,12 +302,11 @@ def gradients(
             steps = whole(d, BITS)
             halves = Halves(d, d)
             if DECAY == HEAD and DDECAY:
-                SPANS: tl.constexpr = (K + SPAN - 1) // SPAN
                 dd = tl.zeros([C], tl.float32)
                 for block in range(0, SPAN, BK):
                     channel = column * SPAN + block
                     dd += of_block(slot, head, channel, first, last, steps, steps, halves, tensors, strides, heads, group, scale, shape)
-                tl.store(ddecay + (time * heads + head) * SPANS + column, dd.to(ddecay.dtype.element_ty), mask=valid)
+                tl.store(ddecay + (time * heads + head) * COLUMNS + column, dd.to(ddecay.dtype.element_ty), mask=valid)
             else:
                 of_block(slot, head, column * BK, first, last, steps, steps, halves, tensors, strides, heads, group, scale, shape)
 

@@ -333,7 +333,8 @@ class Run(Call):
         together = self.family.decay == HEAD and constants["DDECAY"]  # the gradient of a decay per head is a sum over channels
 
         def grid(anchors: int, sizes: dict[str, int]) -> tuple[int, int, int]:
-            each = self.plan.segments * part or self.plan.chunks, heads, -(-self.size_k // (self._span() if together else sizes["BK"]))
+            blocks = -(-self.size_k // (self._span() if together else sizes["BK"]))
+            each = (self.plan.segments * part or self.plan.chunks) * blocks, heads, 1
             return each if anchors == 1 else self._few(prod(each))
 
         apart = by_channel and (self.family.rule != PLAIN or self.family.before)

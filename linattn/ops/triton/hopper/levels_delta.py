@@ -46,6 +46,7 @@ from linattn.ops.triton.hopper.operands import (
     left,
     passing,
     pick,
+    rounded,
     split,
     start_products,
     start_sum,
@@ -166,7 +167,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
             hat = held(met)
             if sizes.SETTLED > 0:
                 hat = choose(gl.where(upper, -1, 0).to(gl.int16), qb.load(WIDE), kb.load(WIDE)).to(gl.float32)
-                hat = (hat * weight).to(gl.bfloat16).to(gl.float32)
+                hat = rounded(hat * weight).to(gl.float32)
             cross += hat * p * (late_half - early_half)
         p = p * weight
         dq += p * late_half
@@ -176,7 +177,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
         if sizes.DDECAY:
             hat = held(met_keys)
             if sizes.SETTLED > 0:
-                hat = (held(kb) * weight).to(gl.bfloat16).to(gl.float32)
+                hat = rounded(held(kb) * weight).to(gl.float32)
             cross += hat * p * (late_half - early_half)
         dk += p * weight
         m = m // 2

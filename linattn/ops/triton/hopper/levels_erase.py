@@ -38,6 +38,7 @@ from linattn.ops.triton.hopper.operands import (
     left,
     passing,
     pick,
+    rounded,
     shares,
     split,
     start_products,
@@ -243,7 +244,7 @@ def by_levels(item, next_item, phase, full, call, work, sources, tiles, sizes):
             hat = held(tiles.z)
             if sizes.SETTLED > 0:
                 hat = choose(is_late, qb.load(SHARE), kb.load(SHARE)).to(gl.float32)
-                hat = (hat * weight).to(gl.bfloat16).to(gl.float32)
+                hat = rounded(hat * weight).to(gl.float32)
             cross += hat * p * (late_half - early_half)
         p = p * weight
         dq += p * late_half
@@ -253,7 +254,7 @@ def by_levels(item, next_item, phase, full, call, work, sources, tiles, sizes):
             hat = held(tiles.y)
             if sizes.SETTLED > 0:
                 hat = choose(is_late, rb.load(SHARE), wb.load(SHARE)).to(gl.float32)
-                hat = (hat * weight_before).to(gl.bfloat16).to(gl.float32)
+                hat = rounded(hat * weight_before).to(gl.float32)
             c = hat * p_before
             cross -= c * early_half
             cross_before += c * late_half

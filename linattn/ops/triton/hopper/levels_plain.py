@@ -46,6 +46,7 @@ from linattn.ops.triton.hopper.operands import (
     left,
     passing,
     pick,
+    rounded,
     split,
     start_products,
     start_sum,
@@ -156,7 +157,7 @@ def by_levels(at, phase, full, call, work, sources, tiles, sizes):
             hat = held(met)
             if sizes.SETTLED > 0:
                 hat = choose(gl.where(upper, -1, 0).to(gl.int16), qb.load(WIDE), kb.load(WIDE)).to(gl.float32)
-                hat = (hat * weight).to(gl.bfloat16).to(gl.float32)
+                hat = rounded(hat * weight).to(gl.float32)
             c = hat * p
             if sizes.BEFORE:
                 cross += c * late_half

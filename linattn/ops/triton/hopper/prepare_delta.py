@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper.common import away_from_zero, buffer, numbers
 from linattn.ops.triton.hopper.names import copy_wait, fence_async_shared, warpgroup_mma, warpgroup_mma_wait
-from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, held, in_blocks, left
+from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, held, in_blocks, left, rounded
 from linattn.ops.triton.hopper.prepare_channel import (
     WHOLE,
     between,
@@ -114,7 +114,7 @@ def prepare(call, at, K: gl.constexpr, kind: gl.constexpr):
             qx = left(held(q_blocks.index(block)) * here)
             kx = held(k_blocks.index(block))
             k_read = (kx * here).to(gl.bfloat16)
-            kx = (kx * reciprocal(here)).to(gl.bfloat16)
+            kx = rounded(kx * reciprocal(here))
             met.store(kx)
             fence_async_shared()
             d = warpgroup_mma(qx, met.permute((1, 0)), d)
@@ -130,7 +130,7 @@ def prepare(call, at, K: gl.constexpr, kind: gl.constexpr):
             for block in range(BLOCKS):
                 here = exp2(summed(chosen, decays, block) * LOG2E)
                 qx = (held(q_blocks.index(block)) * here).to(gl.bfloat16)
-                kx = (held(k_blocks.index(block)) * here).to(gl.bfloat16)
+                kx = rounded(held(k_blocks.index(block)) * here)
                 met.store(kx)
                 fence_async_shared()
                 d = warpgroup_mma(left(gl.where(upper, qx, kx)), met.permute((1, 0)), d)

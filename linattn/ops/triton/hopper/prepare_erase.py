@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 
 from linattn.ops.triton.hopper.common import buffer
 from linattn.ops.triton.hopper.names import copy_commit, copy_wait, fence_async_shared, warpgroup_mma, warpgroup_mma_wait
-from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, held, hold, in_blocks, left
+from linattn.ops.triton.hopper.operands import BLOCK, WIDE, C, exp2, held, hold, in_blocks, left, rounded
 from linattn.ops.triton.hopper.prepare_channel import (
     WHOLE,
     between,
@@ -164,7 +164,7 @@ def prepare(call, at, K: gl.constexpr):
     a_low = gl.allocate_shared_memory(gl.bfloat16, [C, C], square, low)
     x = strictly_late(gl.where(i < t, of_w, 0.0), gl.arange(0, C, gl.SliceLayout(1, THIN)) + call.heads % call.group)
     x = beside(x)
-    t_high = x.to(gl.bfloat16)
+    t_high = rounded(x)
     t_low = gl.allocate_shared_memory(gl.bfloat16, [C, C], square)
     met.permute((1, 0)).store(t_high)
     t_low.permute((1, 0)).store((x - t_high.to(gl.float32)).to(gl.bfloat16))

@@ -199,14 +199,14 @@ def test_a_state_that_grows_before_it_fades_counts():
 
 @pytest.mark.parametrize("strong", [False, True])
 def test_long_keys_carry_a_state_past_strong_decays(strong):
-    """All keys point in one direction, and every fourth is so long that it multiplies the state by 1 - β|k|² = -1 / decays, or nearly."""
-    orders = 1.5 * 126 / SEGMENT
+    """All keys point in one direction; the 16 long ones of a segment multiply the state by 1 - β|k|² = -1 / decays, or nearly."""
+    orders, apart = 1.5 * 126 / 16, SEGMENT // 16
     call = make("beta", "BTH", B=1, T=T, H=2, **SIZE, initial=True)
     t = {name: x.clone() for name, x in call.tensors.items()}
     t["k"][:] = t["k"][:, :1]
     t["beta"].zero_()
-    t["beta"][:, 3::4] = 1.0 + 2.0 ** (4 * orders - 0.04)
-    t["decay"][:] = -orders * math.log(2) * (3 if strong else 1)
+    t["beta"][:, apart - 1 :: apart] = 1.0 + 2.0 ** (orders - 0.1)
+    t["decay"][:] = -orders / apart * math.log(2) * (3 if strong else 1)
     check(call.with_(**t), torch.float32)
 
 
@@ -231,16 +231,14 @@ def test_bounds_are_kept_with_the_prepared_chunks(monkeypatch):
     """Without these the backward pass computes them again."""
     call, reused, prepare, found = here(faded("beta")).to(torch.float32), [], Run.prepare, []
 
-    def prepared(run, *given):
-        prepare(run, *given)
-        if not run.p.is_meta:  # in which a kernel is compiled only
-            reused.append(len(given) > 1 and given[1][2] is not None)
-
-    monkeypatch.setattr(Run, "prepare", prepared)
+    monkeypatch.setattr(
+        Run, "prepare", lambda run, *given: reused.append(len(given) > 1 and given[1][2] is not None) or prepare(run, *given)
+    )
     for reason in (None, "this test asks for both"):
         monkeypatch.setattr(Run, "unkept", lambda run, reason=reason: reason)
         launch._programs.clear()
+        reused.clear()
         found.append(gradients(call))
-    assert reused == [False, True, False, False]
+        assert any(reused) == (reason is None)
     for one, other in zip(*found, strict=True):
         same_bits(one, other)

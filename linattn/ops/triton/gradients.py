@@ -215,7 +215,7 @@ def of_block(slot, head, first_channel, first, last, steps, x, halves, tensors, 
 
     dd = found.own
     if DDECAY and DECAY == HEAD:
-        dd = sums_of_head(found, rows, BEFORE or RULE == ERASE) + tl.sum(past, 0)
+        dd = sums_of_head(found, BEFORE or RULE == ERASE) + past
     elif DDECAY:
         dd += past[None, :] if QUERIES else tl.load(so_far + at, mask=inside, other=0.0)
         if ends(RULE, shape.ROLE):

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from linattn.ops.triton.anchors import apart, to_edge, to_late_anchor
-from linattn.ops.triton.tiles import CHANNEL, ERASE, HEAD, orders, sums, weight
+from linattn.ops.triton.tiles import CHANNEL, ERASE, HEAD, leading, orders, sums, weight
 
 ALL = tl.constexpr(-1)
 QUERY = tl.constexpr(0)
@@ -167,14 +167,33 @@ def earlier(g, scale, chunk, shape: tl.constexpr, BEFORE: tl.constexpr):
 
 
 @triton.jit
-def scaled(of, chunk, shape: tl.constexpr, READS: tl.constexpr, BEFORE: tl.constexpr, ON: tl.constexpr):
-    """Vectors [C, BK] of a kind of query (``READS``) or key, with a decay per channel scaled to its anchor, or ``ON`` to the late one."""
+def scaled(of, chunk, shape: tl.constexpr, READS: tl.constexpr, BEFORE: tl.constexpr):
+    """Vectors [C, BK] of a kind of query (``READS``) or key, with a decay per channel scaled to its anchor."""
     kind: tl.constexpr = shape.kind
     vectors = vectors_of(of, chunk.time, chunk.channels, chunk.inside).to(kind)
     if shape.DECAY == CHANNEL:
-        own = factor(chunk.x, chunk.decay_at, chunk.inside, READS, BEFORE)
-        vectors = (vectors * (to_late_anchor(own, chunk.halves) if ON else own)).to(kind)
+        vectors = (vectors * factor(chunk.x, chunk.decay_at, chunk.inside, READS, BEFORE)).to(kind)
     return vectors
+
+
+@triton.jit
+def weighted(low, of, part, on, chunk, shape: tl.constexpr, READS: tl.constexpr, BEFORE: tl.constexpr):
+    """Add to ``part`` [C, BK] the keys (not ``READS``: queries) that ``mine`` meets, weighted by ``low`` [C, C].
+
+    With two anchors early keys that late queries meet are brought on to the late anchor, rounded as keys are themselves in :func:`role`.
+    Late queries that early keys meet are added to ``on``, since another factor brings these keys to them.
+    """
+    PRECISION: tl.constexpr = shape.PRECISION
+    vectors = scaled(of, chunk, shape, not READS, BEFORE)
+    if shape.DECAY == CHANNEL and shape.ANCHORS == 2:
+        cross = tl.where(apart(chunk.rows), low, 0.0).to(low.dtype)
+        if READS:
+            late = to_late_anchor(vectors.to(tl.float32), chunk.halves).to(low.dtype)
+            part = tl.dot(cross, late, part, input_precision=PRECISION)
+        else:
+            on = tl.dot(cross, vectors, on, input_precision=PRECISION)
+        low = tl.where(apart(chunk.rows), 0.0, low).to(low.dtype)
+    return tl.dot(low, vectors, part, input_precision=PRECISION), on
 
 
 @triton.jit
@@ -201,11 +220,12 @@ def role(
     READS: tl.constexpr, TWO: tl.constexpr, BEFORE: tl.constexpr, APART_ONE: tl.constexpr, APART_TWO: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one kind of query (``READS``) or key [C, BK], its two parts of the decay's gradient, a token's product with itself, with
-    one and with two, and the products [BK] of the state and the ``opposite`` one, unless this is None.
+    one and with two, and the products [BK] of the state and the ``opposite`` one, unless this is None (with a decay per head their sum).
 
     ``mine`` meets ``one`` and, if ``TWO``, ``two`` with the ``weights`` [C, C], and ``state``, that before the chunk (the cotangent of
     that after it). With a decay per channel, which the vectors contain, the weights are formed here, beside the products with the
-    state; ``scales`` are those of the state, of ``one`` and of ``two``.
+    state; ``scales`` are those of the state, of ``one`` and of ``two``. With a decay per head the two parts are sums over channels [C], and
+    the second has both where they count alike.
     Queries may read ``BEFORE`` their token's decay. Then neighbours have no decay between them (``APART``) and are added separately,
     so that the decay's gradient contains none of their rounding errors. Both ends of a pair are rounded equally here and on its other
     side, because their shared part must cancel in the decay's gradient.
@@ -222,17 +242,22 @@ def role(
     channels = chunk.channels
     low_one, low_two = weights
     scale, scale_one, scale_two = scales
+    none = tl.zeros([C], tl.float32)
     d = tl.zeros([C, BK], tl.float32)
     past = tl.zeros([BK], tl.float32)
     g_one = tl.zeros([C, C], tl.float32)
     g_two = tl.zeros([C, C], tl.float32)
+    g_past = tl.zeros([BK, BK], tl.float32)
     for block in tl.range(0, V, BV, num_stages=depth(V, BV)):
         columns = block + tl.arange(0, BV)
         there = (channels < K)[:, None] & (columns < V)[None, :]
         s = tl.load(state + channels[:, None] * V + columns[None, :], mask=there, other=0.0)
         if opposite is not None:
             also = tl.load(opposite + channels[:, None] * V + columns[None, :], mask=there, other=0.0)
-            past += tl.sum(s.to(tl.float32) * also.to(tl.float32), 1)
+            if DECAY == HEAD:
+                g_past = tl.dot(s.to(kind), tl.trans(also.to(kind)), g_past, input_precision=PRECISION)
+            else:
+                past += tl.sum(s.to(tl.float32) * also.to(tl.float32), 1)
         o = rows_of(mine.cotangent, chunk.time, mine.cotangent_token, V, block, chunk.valid, BV, kind)
         d = tl.dot(o, tl.trans(s), d, input_precision=PRECISION)
         if DECAY == CHANNEL:
@@ -241,7 +266,11 @@ def role(
             if TWO:
                 u = rows_of(two.cotangent, chunk.time, two.cotangent_token, V, block, chunk.valid, BV, kind)
                 g_two = tl.dot(o, tl.trans(u), g_two, input_precision=PRECISION)
-    d *= scale
+    if DECAY != HEAD:
+        d *= scale
+    if DECAY == HEAD and opposite is not None:
+        i = tl.arange(0, BK)
+        past = tl.sum(tl.where(i[:, None] == i[None, :], g_past, 0.0))  # one axis after the other does not compile for Blackwell
     if DECAY == CHANNEL:
         other = chunk.rows[:, None] > chunk.rows[None, :] if READS else chunk.rows[:, None] < chunk.rows[None, :]
         low_one = tl.where(other, g_one * scale_one, 0.0).to(kind)
@@ -255,53 +284,50 @@ def role(
         to_anchor = (vector * own).to(kind)
     if DECAY == HEAD:
         reader = chunk.total - chunk.steps if BEFORE else chunk.total
-        d *= weight(reader if READS else tl.sum(chunk.steps, 0) - chunk.total, BITS)[:, None]
-    outside = vector * d
+        d *= (scale * weight(reader if READS else tl.sum(chunk.steps, 0) - chunk.total, BITS))[:, None]
+    ONCE: tl.constexpr = DECAY == HEAD and READS and not (APART_ONE or APART_TWO)  # both parts of the decay's gradient in one sum
+    outside = none if ONCE else part_of_decay(vector * d, DECAY)
     if APART_ONE:
         near, low_one = neighbours(low_one, one, chunk, READS)
         d += near
+    part = tl.zeros([C, BK], tl.float32)
+    on = tl.zeros([C, BK], tl.float32)
+    part, on = weighted(low_one, one, part, on, chunk, shape, READS, APART_ONE and not READS)
     if TWO:
         if APART_TWO:
             near, low_two = neighbours(low_two, two, chunk, READS)
             d += near
-    HALVES: tl.constexpr = DECAY == CHANNEL and shape.ANCHORS == 2
-    same_one = tl.where(apart(chunk.rows), 0.0, low_one).to(kind) if HALVES else low_one
-    part = tl.dot(same_one, scaled(one, chunk, shape, not READS, APART_ONE and not READS, False), input_precision=PRECISION)
-    if TWO:
-        same_two = tl.where(apart(chunk.rows), 0.0, low_two).to(kind) if HALVES else low_two
-        part = tl.dot(same_two, scaled(two, chunk, shape, not READS, APART_TWO and not READS, False), part, input_precision=PRECISION)
-    within = to_anchor * part
+        part, on = weighted(low_two, two, part, on, chunk, shape, READS, APART_TWO and not READS)
+    within = part_of_decay(vector * (d + part) if ONCE else to_anchor * part, DECAY)
     if DECAY == CHANNEL:
         part *= own
-        if HALVES:
-            cross = tl.where(apart(chunk.rows), low_one, 0.0).to(kind)
-            on = tl.dot(cross, scaled(one, chunk, shape, not READS, APART_ONE and not READS, READS), input_precision=PRECISION)
-            if TWO:
-                cross = tl.where(apart(chunk.rows), low_two, 0.0).to(kind)
-                on = tl.dot(cross, scaled(two, chunk, shape, not READS, APART_TWO and not READS, READS), on, input_precision=PRECISION)
-            if not READS:
-                own = to_late_anchor(own, chunk.halves)
-            within += (vector * own).to(kind) * on
-            part += own * on
+        if shape.ANCHORS == 2 and not READS:
+            within += to_late_anchor(to_anchor.to(tl.float32), chunk.halves).to(kind) * on
+            part += to_late_anchor(own, chunk.halves) * on
     return d + part, outside, within, diagonal(g_one, chunk.rows), diagonal(g_two, chunk.rows), past
+
+
+@triton.jit
+def part_of_decay(a, DECAY: tl.constexpr):
+    """Part [C, BK] of the decay's gradient, with a decay per head summed over channels [C]."""
+    return tl.sum(a, 1) if DECAY == HEAD else a
 
 
 @triton.jit
 def counted(found, a, rows, LATER: tl.constexpr, OWN: tl.constexpr, DECAY: tl.constexpr, kind: tl.constexpr):
     """Add a part of the decay's gradient: for each token the sum of rows of ``a`` [C, BK] at ``LATER`` or earlier tokens, with its ``OWN``.
 
-    Exact to float32, because shared summands of the parts must cancel. With a decay per head the rows are summed over channels here and
-    over tokens by :func:`sums_of_head`.
+    Exact to float32, because shared summands of the parts must cancel. With a decay per head ``a`` [C] is summed over channels, and
+    :func:`sums_of_head` sums over tokens.
     """
     own, later, earlier = found
     if DECAY == HEAD:
-        each = tl.sum(a, 1)
         if LATER and OWN:
-            own += each
+            own += a
         elif LATER:
-            later += each
+            later += a
         else:
-            earlier += each
+            earlier += a
     else:
         i = rows[:, None]
         t = rows[None, :]
@@ -312,21 +338,25 @@ def counted(found, a, rows, LATER: tl.constexpr, OWN: tl.constexpr, DECAY: tl.co
         if kind == tl.float32:
             own += sums(which, a, kind)
         else:
-            high = a.to(tl.bfloat16).to(tl.float32)
+            high = leading(a)
             own = tl.dot(which.to(tl.bfloat16), high.to(tl.bfloat16), own + sums(which, a - high, kind))
     return Found(own, later, earlier)
 
 
 @triton.jit
-def sums_of_head(found, rows, LATER: tl.constexpr):
+def all_but_last(a, last_a, b, last_b):
+    """Sum of two neighbouring parts without the last number, and this: a scan then sums what comes before a number."""
+    return a + last_a + b, last_b
+
+
+@triton.jit
+def sums_of_head(found, LATER: tl.constexpr):
     """Gradient [C] of a decay per head from what is :func:`counted`; ``LATER`` says that some of it is of later tokens alone.
 
     Not by differences of sums over all tokens, which would contain the rounding errors of large summands.
     """
     own, later, earlier = found
-    i = rows[None, :]
-    t = rows[:, None]
-    of_later = own[None, :]
+    total = tl.cumsum(own, 0, reverse=True) + tl.associative_scan((tl.zeros_like(earlier), earlier), 0, all_but_last)[0]
     if LATER:
-        of_later += tl.where(i > t, later[None, :], 0.0)
-    return tl.sum(tl.where(i < t, earlier[None, :], of_later), 1)
+        total += tl.associative_scan((tl.zeros_like(later), later), 0, all_but_last, reverse=True)[0]
+    return total

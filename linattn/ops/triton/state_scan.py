@@ -111,11 +111,12 @@ def forward(
                 seen = tl.dot(kb, low, input_precision=PRECISION)
                 if DECAY == HEAD:
                     seen *= read_at
-                e = tl.dot(bb, (vb - seen).to(kind), input_precision=PRECISION).to(kind)
+                exact = tl.dot(bb, (vb - seen).to(kind), input_precision=PRECISION)
             else:
                 wb = tl.load(w + wide, mask=fits, other=0.0)
-                e = tl.dot(bb, vb, input_precision=PRECISION)
-                e = tl.dot(wb, low, e, input_precision=PRECISION).to(kind)
+                exact = tl.dot(bb, vb, input_precision=PRECISION)
+                exact = tl.dot(wb, low, exact, input_precision=PRECISION)
+            e = exact.to(kind)
             if KEEP:
                 tl.store(values + time[:, None] * heads * V + head * V + columns[None, :], e, mask=writes)
         if OUTPUT:
@@ -134,10 +135,10 @@ def forward(
             else:
                 a = tl.load(p + square)
             out = tl.dot(qb, low, input_precision=PRECISION)
-            if DECAY < CHANNEL:
-                out *= scale
             if DECAY == HEAD:
-                out *= read_at
+                out *= read_at * scale
+            elif DECAY < CHANNEL:
+                out *= scale
             if RULE == ERASE:
                 out = tl.dot(a, vb, out, input_precision=PRECISION)
                 out = tl.dot(tl.load(p_write + square), e, out, input_precision=PRECISION)
@@ -150,7 +151,7 @@ def forward(
         if DECAY == HEAD:
             s *= faded
             vb = (vb * to_end).to(kind)
-            e = (e * to_end).to(kind)
+            e = vb if RULE == PLAIN else (exact * to_end).to(kind)
         if RULE == ERASE:
             if DECAY == CHANNEL:
                 ub = tl.load(write_faded + wide, mask=fits, other=0.0)

@@ -141,11 +141,20 @@ def sums(which, a, kind: tl.constexpr):
         total = tl.dot(which.to(tl.float32), a, input_precision="tf32x3")
     else:
         pick = which.to(tl.bfloat16)
-        high = a.to(tl.bfloat16)
-        low = (a - high.to(tl.float32)).to(tl.bfloat16)
-        total = tl.dot(pick, low)
-        total = tl.dot(pick, high, total)
+        high = leading(a)
+        total = tl.dot(pick, (a - high).to(tl.bfloat16))
+        total = tl.dot(pick, high.to(tl.bfloat16), total)
     return total
+
+
+@triton.jit
+def leading(a):
+    """Float32 ``a`` rounded to a number that bfloat16 represents, ties away from zero.
+
+    By whole numbers, because a card converts single numbers to bfloat16 in a slower unit. A NaN may become 0; then what is left of it,
+    the difference, is a NaN.
+    """
+    return ((a.to(tl.int32, bitcast=True) + 0x8000) & -0x10000).to(tl.float32, bitcast=True)
 
 
 @triton.jit

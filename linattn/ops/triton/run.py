@@ -349,8 +349,7 @@ class Run(Call):
             more = (self.plan.length, part) if anchors else ()
             if anchors:
                 most |= {"SPAN": self._span(), "ANCHORS": anchors, "ROLE": role, "IN_PARTS": part > 0}
-            # If a product and its sum over lanes are fused, each lane rounds a different sum, and the lane that
-            # writes the result would determine its last bit.
+            # Fused, a product and its sum over lanes differ from lane to lane in their last bit, and which lane writes the result is open.
             self.recorder.launch(
                 kernel, grid(anchors, blocks), (*tensors, so_far, done), (*numbers, *more),
                 tiles=Tiles(dict.fromkeys(("BV", "BK"), self.narrowest), partial(grid, anchors)),

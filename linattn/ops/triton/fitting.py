@@ -22,6 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Grid = tuple[int, ...]
 STAGES = 3  # Triton's own choice
 WARPS = 16  # at most
+REGISTERS = 65536  # of a multiprocessor
 _served: dict[Hashable, dict[str, Any] | str] = {}  # changed constants of a launch, or the reason why no variant works
 _unfit: dict[Hashable, str] = {}  # reasons by the names of operations' calls
 
@@ -97,7 +98,12 @@ def shapes(constants: dict[str, Any], tiles: Tiles | None) -> Iterator[dict[str,
     for more in (warps, 2 * warps):
         for smaller in sizes:
             if more <= WARPS and (smaller or more != warps):
-                yield {"num_stages": 1, "num_warps": more, **smaller}
+                yield {"num_stages": 1, "num_warps": more, **smaller, **(registers(more) if "maxnreg" in constants else {})}
+
+
+def registers(warps: int) -> dict[str, int]:
+    """Option of a launch that gives threads of many warps all registers; by itself ptxas may give them half (sm_80), and spill."""
+    return {"maxnreg": min(255, REGISTERS // (32 * warps))} if warps >= 8 else {}
 
 
 def reason_of(error: Exception) -> str | None:

@@ -16,13 +16,12 @@ from linattn.ops.triton import prepare as prepare_kernel
 from linattn.ops.triton import unsettled as unsettled_kernel
 from linattn.ops.triton.arguments import Gradients, strides
 from linattn.ops.triton.call import Call
-from linattn.ops.triton.fitting import Tiles
+from linattn.ops.triton.fitting import Tiles, registers
 from linattn.ops.triton.hopper import choice
 from linattn.ops.triton.launch import Tensors
 from linattn.ops.triton.plan import ALL, CHANNEL, DELTA, ERASE, HEAD, KEY, NONE, PLAIN, QUERY, READ, WRITE, power_of_two
 
 UNSETTLED = 64  # most channels at once where decays exceed the range of one product: more spill registers
-REGISTERS = 65536  # registers of a multiprocessor
 ANCHORS = (1, 2, 0)  # of chunks with a decay per channel, in the order of their cost; 0: as tiles.py says, for any decays
 LEFT = 8  # programs for each multiprocessor that look for what earlier launches leave: so many that they are about equally busy
 ROLES = {PLAIN: (QUERY, KEY), DELTA: (QUERY, READ, KEY), ERASE: (QUERY, READ, KEY, WRITE)}
@@ -171,7 +170,8 @@ class Run(Call):
 
     def _in_blocks(self, c: table.Config) -> dict[str, int]:
         """Options of a scan's launch."""
-        return dict(BV=min(c.bv, power_of_two(self.size_v, self.least)), num_warps=c.warps, num_stages=c.stages)
+        bv = min(c.bv, power_of_two(self.size_v, self.least))
+        return dict(BV=bv, num_warps=c.warps, num_stages=c.stages, **registers(c.warps))
 
     def _blocks(self, columns: int, transition: Tensor | None = None) -> int:
         """Number of programs that share the columns of a state, and of the transition if there is one."""
@@ -344,8 +344,7 @@ class Run(Call):
             kernel = gradients_kernel.gradients if anchors else unsettled_kernel.unsettled
             c = (table.unsettled, table.gradients, table.two_anchors)[anchors](self.family, self.card)
             blocks = {"BK": min(c.bk, power_of_two(self.size_k, self.least)), "BV": min(c.bv, power_of_two(self.size_v, self.least))}
-            # With many warps ptxas would limit the registers of each thread, and spill.
-            most = {"maxnreg": REGISTERS // (32 * c.warps)} if c.warps > 8 else {}
+            most = registers(c.warps) if c.warps > 8 else {}  # with 8, ptxas does not limit these
             more = (self.plan.length, part) if anchors else ()
             if anchors:
                 most |= {"SPAN": self._span(), "ANCHORS": anchors, "ROLE": role, "IN_PARTS": part > 0}

@@ -25,10 +25,10 @@ class Moved(NamedTuple):
 MOVED = {
     "none": Moved((4,), (4, 4, 4), (4, 7)),  # outputs; three exchanged scans
     "head": Moved((4,), (4, 9), (4, 7)),  # states; cotangents and gradients in one
-    "channel": Moved((5.5, 4.5), (5.5, 4, 6.5, 12), (5, 9)),  # prepare, outputs; prepare, states, cotangents, gradients
+    "channel": Moved((5.5, 4.5), (4, 11.5), (5, 9)),  # prepare, outputs; states, cotangents and gradients in one
     "delta": Moved((3, 5), (3, 5.5, 10), (4, 7)),  # prepare, outputs; prepare, states, cotangents and gradients in one
     "gated_delta": Moved((3, 5), (3, 5.5, 10), (4, 7)),
-    "kda": Moved((7, 6), (7, 6.5, 8, 13), (5, 9)),
+    "kda": Moved((7, 6), (7, 6.5, 8, 13), (5, 9)),  # prepare, outputs; prepare, states, cotangents, gradients
     "erase": Moved((11, 7.5), (11, 7.5, 11, 18), (7, 13)),
 }
 

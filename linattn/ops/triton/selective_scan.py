@@ -17,18 +17,20 @@ from linattn.ops.triton import selective_scan_kernels as kernels
 
 
 class Config(NamedTuple):
-    """Channels of a lane, and most registers of a thread, which determine the number of resident warps."""
+    """Sizes of a walk."""
 
-    channels: int
-    registers: int
+    channels: int  # of a lane
+    tokens: int  # of a tile, a multiple of 4
+    registers: int  # at most, of a thread; they determine the number of resident warps
+    warps: int = 1  # of a program
 
 
-TOKENS = 8  # tokens of a tile, a multiple of 4
+ENDS = Config(channels=1, tokens=8, registers=128)
+FORWARD = Config(channels=2, tokens=4, registers=168)
+BACKWARD = Config(channels=2, tokens=8, registers=168, warps=4)
+APART = 64  # tokens between the states that forward saves for backward; a segment has a multiple of as many
 TOGETHER = kernels.TOGETHER.value
-ENDS = Config(channels=2, registers=80)
-FORWARD = Config(channels=2, registers=128)
-BACKWARD = Config(channels=2, registers=168)
-SHORTEST = 8  # minimum of tiles of a segment, if there are as many
+HELD, HELD_AGAIN = 16, 8  # most states of a channel that a walk keeps in registers, and in backward the second walk of forward
 REGISTERS = 65536 // 32  # registers of a multiprocessor, for each thread of a warp
 LARGEST = 256  # largest number of states of a channel
 MOST = 32767  # largest batch: a row takes two of at most 65,535 programs along a grid's second dimension
@@ -75,7 +77,7 @@ def forward(
     """``x`` and ``dt`` [B, T, D], ``a`` [D, N], ``b`` and ``c`` [B, T, N], ``d`` [D], ``initial`` [rows, D, N], which is float32.
 
     Returns y in the dtype of ``x``, ``d`` x in it, the last states [rows, D, N], float32, and with ``keep``, for backward, the states
-    [B, tiles, N, D] before each tile.
+    [B, groups, N, D] before each group of tiles.
     """
     if not x.numel():
         y, last, kept = outputs(x, dt, a, b, c, d, initial, cu_seqlens, keep)
@@ -89,14 +91,23 @@ def _contiguous(*tensors: Tensor | None) -> launch.Tensors:
     return tuple([t if t is None else t.contiguous() for t in tensors])
 
 
+def _groups(tokens: int) -> int:
+    """Number of states that forward saves."""
+    return -(-tokens // APART)
+
+
+def _held(size: int, most: int) -> int:
+    """The largest divisor of ``size`` up to ``most``."""
+    return next(h for h in range(min(most, size), 0, -1) if size % h == 0)
+
+
 def outputs(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, initial: Tensor | None, cu_seqlens: Tensor | None, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The results of :func:`forward` without memory."""
     batch, tokens, width = x.shape
     rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    tiles = -(-tokens // TOKENS)
-    kept = (batch, tiles, a.shape[1], width) if keep and x.numel() else (0,)
+    kept = (batch, _groups(tokens), a.shape[1], width) if keep and x.numel() else (0,)
     last = x.new_empty((rows, *a.shape), dtype=torch.float32)
     return x.new_empty(x.shape), last, x.new_empty(kept, dtype=torch.float32)
 
@@ -106,14 +117,14 @@ def _forward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     x, dt, a, b, c, d, initial, cu, keep = arguments
     work = _Launch(recorder, x, a, b, c, cu, FORWARD)
     y, last = recorder.empty(*x.shape, dtype=x.dtype), recorder.empty(work.sequences, *a.shape, dtype=torch.float32)
+    kept = recorder.empty(work.batch, _groups(work.tokens), work.size, work.width, dtype=torch.float32) if keep else None
     starts, stops = work.boundaries(cu, initial, last)
-    rows, step = (work.tiles, work.span) if keep else (work.segments, 1)
-    states = recorder.empty(work.batch, rows, work.size, work.width, dtype=torch.float32)
-    work.enter(x, dt, initial, starts, stops, states, step, reverse=False)
-    last_states = recorder.empty(work.batch, work.size, work.width, dtype=torch.float32)
-    tensors = (x, dt, work.faded, work.both, d, initial, starts, stops, states, last_states, y, last)
-    work(kernels.forward, FORWARD, tensors, KEEP=keep)
-    return y, last, states if keep else None, starts, stops
+    states = recorder.empty(work.batch, work.segments, work.size, work.width, dtype=torch.float32)
+    work.enter(x, dt, initial, starts, stops, states, reverse=False)
+    sums = None if work.held == work.size else recorder.empty(*x.shape, dtype=torch.float32)
+    tensors = (x, dt, work.faded, work.both, d, initial, starts, stops, states, kept, sums, y, last)
+    work(kernels.forward, FORWARD, tensors, H=work.held, GROUP=APART // FORWARD.tokens)
+    return y, last, kept, starts, stops
 
 
 @fitting.or_else(_portable_backward, lambda *arguments: ("backward", *_name(*arguments)))
@@ -144,11 +155,21 @@ def _backward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     segments = (work.batch, work.segments)
     carried, d_a = (recorder.empty(*segments, work.size, work.width, dtype=torch.float32) for _ in range(2))
     d_d = None if d is None else recorder.empty(*segments, work.width, dtype=torch.float32)
-    blocks = -(-work.width // (32 * BACKWARD.channels))
+    blocks, group = work.blocks(BACKWARD), triton.cdiv(min(APART, work.tokens), BACKWARD.tokens)
+    within = recorder.empty(blocks * work.segments * work.batch, group - 1, work.size, work.wide(BACKWARD), dtype=torch.float32)
     d_both = recorder.empty(blocks, *work.both.shape, dtype=torch.float32)
-    work.enter(d_y, dt, d_last, starts, stops, carried, 1, reverse=True)
-    tensors = (x, dt, work.faded, work.both, d, initial, d_y, d_last, starts, stops, kept, carried)
-    work(gradient_kernels.backward, BACKWARD, (*tensors, d_x, d_dt, d_a, d_both, d_d, d_initial), work.batch)
+    work.enter(d_y, dt, d_last, starts, stops, carried, reverse=True)
+    tensors = (x, dt, work.faded, work.both, d, initial, d_y, d_last, starts, stops, kept, within, carried)
+    results = (d_x, d_dt, d_a, d_both, d_d, d_initial)
+    work(
+        gradient_kernels.backward,
+        BACKWARD,
+        tensors + results,
+        work.batch,
+        H=_held(work.size, HELD_AGAIN),
+        GROUP=group,
+        W=work.warps(BACKWARD),
+    )
     grid = (triton.cdiv(work.tokens, 64), 2 * work.batch, 1)
     numbers = (work.tokens, work.padded, blocks)
     recorder.launch(gradient_kernels.gather, grid, (d_both, d_b, d_c), numbers, N=work.size, NB=work.padded_size, TB=64, num_warps=4)
@@ -163,16 +184,13 @@ class _Launch:
         self.batch, self.tokens, self.width = x.shape
         self.size = a.shape[1]
         self.sequences = self.batch if cu is None else cu.shape[0] - 1
-        self.tiles = triton.cdiv(self.tokens, TOKENS)
         self.padded = triton.cdiv(self.tokens, TOGETHER) * TOGETHER
         self.padded_size = triton.next_power_of_2(self.size)
-        processors = scan.processors(x.device)
-        slots = processors * (REGISTERS // config.registers)
-        wanted = max(1, slots // (self.batch * triton.cdiv(self.width, 32 * config.channels)))
-        self.parts = max(1, config.registers * ENDS.channels // (ENDS.registers * config.channels))  # parts of a segment for ``ends``
-        self.span = min(self.tiles, max(SHORTEST, triton.cdiv(self.tiles, wanted)))
-        self.span = triton.cdiv(self.span, self.parts) * self.parts
-        self.segments = triton.cdiv(self.tiles, self.span)
+        self.held = _held(self.size, HELD)
+        slots = scan.processors(x.device) * (REGISTERS // config.registers) // self.warps(config)
+        wanted = max(1, slots // (self.batch * self.blocks(config)))
+        self.span = triton.cdiv(triton.cdiv(self.tokens, wanted), APART) * APART
+        self.segments = triton.cdiv(self.tokens, self.span)
         self.faded = recorder.empty(self.size, self.width, dtype=torch.float32)
         self.both = recorder.empty(self.batch, self.padded // TOGETHER, 2, self.size, TOGETHER, dtype=torch.float32)
         recorder.launch(
@@ -180,6 +198,18 @@ class _Launch:
             (*b.stride(), *c.stride(), self.tokens, self.padded), num_warps=4,
             shape=kernels.Shape(self.width, self.size, self.padded_size, 64),
         )  # fmt: skip
+
+    def warps(self, config: Config) -> int:
+        """Warps of a program, fewer if there are few channels."""
+        return min(config.warps, triton.next_power_of_2(triton.cdiv(self.width, 32 * config.channels)))
+
+    def wide(self, config: Config) -> int:
+        """Channels of a program."""
+        return 32 * config.channels * self.warps(config)
+
+    def blocks(self, config: Config) -> int:
+        """Programs that together have all channels."""
+        return triton.cdiv(self.width, self.wide(config))
 
     def boundaries(self, cu: Tensor | None, before: Tensor | None, after: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Index of the sequence, from 1, at its first token, and at its last: two tensors [T], 0 elsewhere."""
@@ -200,35 +230,28 @@ class _Launch:
         starts: Tensor | None,
         stops: Tensor | None,
         states: Tensor,
-        step: int,
         *,
         reverse: bool,
     ) -> None:
-        """Write the state that enters segment s to row ``step`` s of ``states``."""
+        """Write the states that enter the segments to ``states``."""
         left = total = None
-        segments, parts = self.segments, 1
-        if segments > 1:
-            parts = self.parts
-            segments = triton.cdiv(self.tiles, self.span // parts)
-            left = self.recorder.empty(self.batch, segments, self.size, self.width, dtype=torch.float32)
-            total = self.recorder.empty(self.batch, segments, self.width, dtype=torch.float32)
+        if self.segments > 1:
+            left = self.recorder.empty(*states.shape, dtype=torch.float32)
+            total = self.recorder.empty(self.batch, self.segments, self.width, dtype=torch.float32)
             walked = (x, dt, self.faded, self.both, given, starts, stops, left, total)
-            self(kernels.ends, ENDS, walked, parts=parts, skipped=1, REVERSE=reverse)
+            self(kernels.ends, ENDS, walked, skipped=1, H=self.held, REVERSE=reverse)
         grid = (triton.cdiv(self.width, 128) * self.size * self.batch, 1, 1)
         tensors = (left, total, self.faded, given if starts is None else None, states)
-        constants = dict(D=self.width, N=self.size, DB=128, G=min(8, triton.next_power_of_2(segments)), PARTS=parts, REVERSE=reverse)
-        self.recorder.launch(kernels.chain, grid, tensors, (segments, states.shape[1], step), **constants, num_warps=4)
+        constants = dict(D=self.width, N=self.size, DB=128, G=min(8, triton.next_power_of_2(self.segments)), REVERSE=reverse)
+        self.recorder.launch(kernels.chain, grid, tensors, (self.segments,), **constants, num_warps=4)
 
-    def __call__(
-        self, kernel: Any, config: Config, tensors: launch.Tensors, *numbers: int, parts: int = 1, skipped: int = 0, **constants: Any
-    ) -> None:
-        """Launch a program for each part of a segment but the ``skipped``, each warp of channels and each row of the batch."""
-        span = self.span // parts
-        segments = triton.cdiv(self.tiles, span)
-        grid = (triton.cdiv(self.width, 32 * config.channels) * (segments - skipped) * self.batch, 1, 1)
-        numbers = (self.tokens, self.padded, self.tiles, span, segments, *numbers)
-        constants.update(D=self.width, N=self.size, C=TOKENS, K=config.channels)
-        self.recorder.launch(kernel, grid, tensors, numbers, **constants, num_warps=1, maxnreg=config.registers)
+    def __call__(self, kernel: Any, config: Config, tensors: launch.Tensors, *numbers: int, skipped: int = 0, **constants: Any) -> None:
+        """Launch a program for each segment but the ``skipped``, each block of channels and each row of the batch."""
+        grid = (self.blocks(config) * (self.segments - skipped) * self.batch, 1, 1)
+        tiles, span = triton.cdiv(self.tokens, config.tokens), self.span // config.tokens
+        numbers = (self.tokens, self.padded, tiles, span, self.segments, *numbers)
+        constants.update(D=self.width, N=self.size, C=config.tokens, DB=self.wide(config))
+        self.recorder.launch(kernel, grid, tensors, numbers, **constants, num_warps=self.warps(config), maxnreg=config.registers)
 
 
 def gradients(*arguments: Tensor | None) -> launch.Tensors:

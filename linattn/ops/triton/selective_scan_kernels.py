@@ -1,16 +1,17 @@
-"""Kernels of the selective scan: a lane has K channels, a warp 32 K, and a program of one warp walks a segment of time.
+"""Kernels of the selective scan: a lane has several channels, and a program walks a segment of time with DB channels.
 
 Segments run in parallel. ``ends`` walks each from a state of zeros and stores its final state and the sum of its time steps, from
 which a state's decay over the segment follows; ``chain`` passes the state from segment to segment; and ``forward`` walks again from
 the true states. Backward does the same from the last token to the first.
 
 A walk has tiles of C tokens, whose inputs and outputs stay in registers while the N states of a channel are processed one after the
-other. So sums over states need no reduction across lanes, any N is possible, and backward has registers for the C states and decays of
-one n. The states before each tile are in memory, [.., N, D]; forward saves those that backward starts from. This file has the
-forward pass and helpers of both passes; selective_scan_gradients.py has the backward pass.
+other. So sums over states need no reduction across lanes. A walk keeps H states of a channel in registers; there are N / H of them.
+Forward saves the states before each group of tiles, [.., N, D]; backward computes those within a group again, and has registers for
+the C states and decays of one n. This file has the forward pass and helpers of both passes; selective_scan_gradients.py has the
+backward pass.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -27,23 +28,6 @@ class Shape(NamedTuple):
     N: int
     NB: int  # N rounded up to a power of two
     TB: int  # tokens of a program
-
-
-class Channels(NamedTuple):
-    """Channels of a program and the number of the state that it computes."""
-
-    d: Any
-    n: Any
-    real: Any
-
-
-class Tile(NamedTuple):
-    """Inputs of a tile: for each token its step, the number written, and what brings it into the state and out of it."""
-
-    steps: Any
-    written: Any
-    into: Any
-    outof: Any
 
 
 @triton.jit
@@ -89,11 +73,11 @@ def _rows(pointer, corner, t, T, real, D: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def _ahead(pointer, column, row, rows, D: tl.constexpr, COUNT: tl.constexpr, K: tl.constexpr):
-    """Prefetch COUNT rows of [rows, D] from ``row`` on, 32 K columns from ``column`` on, 32 bytes per lane."""
+def _ahead(pointer, column, row, rows, D: tl.constexpr, COUNT: tl.constexpr, DB: tl.constexpr):
+    """Prefetch COUNT rows of [rows, D] from ``row`` on, DB columns from ``column`` on, 32 bytes per lane."""
     if not INTERPRETED:
         size: tl.constexpr = 256 // pointer.dtype.element_ty.primitive_bitwidth
-        pieces: tl.constexpr = (32 * K + size - 1) // size
+        pieces: tl.constexpr = (DB + size - 1) // size
         for first in tl.static_range(0, COUNT * pieces, 32):
             i = first + tl.arange(0, 32)
             of = tl.minimum(row + i // pieces, rows - 1)
@@ -129,12 +113,12 @@ def _given(states, mark, d, n, real, D: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def _place(segments, D: tl.constexpr, K: tl.constexpr):
+def _place(segments, D: tl.constexpr, DB: tl.constexpr):
     """Channels, segment and batch row of this program; channels vary fastest, so that adjacent programs share B and C."""
-    blocks: tl.constexpr = (D + 32 * K - 1) // (32 * K)
+    blocks: tl.constexpr = (D + DB - 1) // DB
     block, rest = tl.program_id(0) % blocks, tl.program_id(0) // blocks
-    d = block * (32 * K) + tl.arange(0, 32 * K)
-    real = tl.full([32 * K], True, tl.int1) if D % (32 * K) == 0 else d < D
+    d = block * DB + tl.arange(0, DB)
+    real = tl.full([DB], True, tl.int1) if D % DB == 0 else d < D
     return block, d, real, rest % segments, (rest // segments).to(tl.int64)
 
 
@@ -179,65 +163,100 @@ def _end(
     return state
 
 
+@triton.jit
+def _zeros(DB: tl.constexpr, H: tl.constexpr):
+    """H states of zeros."""
+    states = ()  # type: tuple
+    for _ in tl.static_range(H):
+        states = states + (tl.zeros([DB], tl.float32),)
+    return states
+
+
+@triton.jit
+def _states(pointer, real, step, H: tl.constexpr):
+    """Load H states of each channel, or numbers of these states, ``step`` apart."""
+    states = ()  # type: tuple
+    for h in tl.static_range(H):
+        states = states + (tl.load(pointer + h * step, mask=real, other=0.0),)
+    return states
+
+
+@triton.jit
+def _save(pointer, states, real, step, H: tl.constexpr):
+    """Store H states of each channel, ``step`` apart."""
+    for h in tl.static_range(H):
+        tl.store(pointer + h * step, states[h], mask=real)
+
+
+@triton.jit
+def _ends(
+    states, steps, fades, written, numbers, marks, given, d, m, real,
+    D: tl.constexpr, N: tl.constexpr, C: tl.constexpr, H: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """The H states from ``m`` on after a tile, or before it in REVERSE."""
+    moved = ()  # type: tuple
+    for h in tl.static_range(H):
+        number = _numbers(numbers + h * TOGETHER, C)
+        moved = moved + (_end(states[h], steps, fades[h], written, number, marks, given, d, m + h, real, D, N, C, REVERSE),)
+    return moved
+
+
 @triton.jit(do_not_specialize=["T", "padded", "tiles", "span", "segments"])
 def ends(
     x, dt, a, both, given, starts, stops, left, total, T, padded, tiles, span, segments,
-    D: tl.constexpr, N: tl.constexpr, C: tl.constexpr, K: tl.constexpr, REVERSE: tl.constexpr,
+    D: tl.constexpr, N: tl.constexpr, C: tl.constexpr, DB: tl.constexpr, H: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
     """Write the final state of each segment of ``span`` tiles: ``left`` [B, segments, N, D] from zeros, and ``total`` [B, segments, D].
 
     Forward, x are the inputs and ``given`` the initial states; in REVERSE, x are the gradients of the outputs and ``given``
     those of the last states. A total of inf: no state passes, because a sequence begins or ends. The last segment is not needed.
     """
-    block, d, real, s, b = _place(segments - 1, D, K)
+    block, d, real, s, b = _place(segments - 1, D, DB)
     s += REVERSE
     first = s * span
     last = tl.minimum(first + span, tiles)
-    total_here, cut = tl.zeros([32 * K], tl.float32), False
     mine = left + (b * segments + s) * N * D + d
-    for j in range(first, last):
-        tile = first + last - 1 - j if REVERSE else j
-        t = tile * C
-        corner = (b * T + t) * D + d
-        steps = _rows(dt, corner, t, T, real, D, C)
-        values = _rows(x, corner, t, T, real, D, C)
-        ahead = tl.maximum(tile - 1, first) if REVERSE else tl.minimum(tile + 1, last - 1)
-        _ahead(dt, block * (32 * K), b * T + ahead * C, b * T + T, D, C, K)
-        _ahead(x, block * (32 * K), b * T + ahead * C, b * T + T, D, C, K)
-        for i in tl.static_range(C):
-            total_here += steps[i]
-        written = ()  # type: tuple
-        for i in tl.static_range(C):
-            written = written + (values[i] if REVERSE else steps[i] * values[i],)
-        if starts is not None:
-            start, stop = _marks(starts, t, T, C), _marks(stops, t, T, C)
-            marked = _any(start, stop, C)
+    for m in range(0, N, H):
+        total_here, cut = tl.zeros([DB], tl.float32), False
+        fades, states = _states(a + m * D + d, real, D, H), _zeros(DB, H)
+        for j in range(first, last):
+            tile = first + last - 1 - j if REVERSE else j
+            t = tile * C
+            corner = (b * T + t) * D + d
+            steps = _rows(dt, corner, t, T, real, D, C)
+            values = _rows(x, corner, t, T, real, D, C)
+            ahead = tl.maximum(tile - 1, first) if REVERSE else tl.minimum(tile + 1, last - 1)
+            _ahead(dt, block * DB, b * T + ahead * C, b * T + T, D, C, DB)
+            _ahead(x, block * DB, b * T + ahead * C, b * T + T, D, C, DB)
             for i in tl.static_range(C):
-                cut = cut | (start[i] > 0) | ((stop[i] > 0) & REVERSE)
-        numbers = both + _place_of(b, t, padded, N) + REVERSE * N * TOGETHER
-        for n in range(N):
-            fade = tl.load(a + n * D + d, mask=real, other=0.0)
-            state = tl.load(mine + n * D, mask=(j > first) & real, other=0.0)
-            number = _numbers(numbers + n * TOGETHER, C)
+                total_here += steps[i]
+            written = ()  # type: tuple
+            for i in tl.static_range(C):
+                written = written + (values[i] if REVERSE else steps[i] * values[i],)
+            if starts is not None:
+                start, stop = _marks(starts, t, T, C), _marks(stops, t, T, C)
+                marked = _any(start, stop, C)
+                for i in tl.static_range(C):
+                    cut = cut | (start[i] > 0) | ((stop[i] > 0) & REVERSE)
+            numbers = both + _place_of(b, t, padded, N) + (REVERSE * N + m) * TOGETHER
             if starts is None:
-                state = _end(state, steps, fade, written, number, None, None, d, n, real, D, N, C, REVERSE)
+                states = _ends(states, steps, fades, written, numbers, None, None, d, m, real, D, N, C, H, REVERSE)
             elif marked:
-                state = _end(state, steps, fade, written, number, stop if REVERSE else start, given, d, n, real, D, N, C, REVERSE)
+                states = _ends(
+                    states, steps, fades, written, numbers, stop if REVERSE else start, given, d, m, real, D, N, C, H, REVERSE
+                )  # fmt: skip
             else:
-                state = _end(state, steps, fade, written, number, None, None, d, n, real, D, N, C, REVERSE)
-            tl.store(mine + n * D, state, mask=real)
-    tl.store(total + (b * segments + s) * D + d, tl.where(cut, float("inf"), total_here), mask=real)
+                states = _ends(states, steps, fades, written, numbers, None, None, d, m, real, D, N, C, H, REVERSE)
+        _save(mine + m * D, states, real, D, H)
+        tl.store(total + (b * segments + s) * D + d, tl.where(cut, float("inf"), total_here), mask=real)
 
 
-@triton.jit(do_not_specialize=["segments", "rows", "step"])
+@triton.jit(do_not_specialize=["segments"])
 def chain(
-    left, total, a, given, states, segments, rows, step,
-    D: tl.constexpr, N: tl.constexpr, DB: tl.constexpr, G: tl.constexpr, PARTS: tl.constexpr, REVERSE: tl.constexpr,
+    left, total, a, given, states, segments,
+    D: tl.constexpr, N: tl.constexpr, DB: tl.constexpr, G: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """The state that enters each PARTS-th segment, from ``given`` [B, D, N] or zeros, to row ``step`` i of ``states`` [B, rows, N, D].
-
-    i counts these. In backward a state enters such PARTS segments, or fewer at the end, from the later side.
-    """
+    """The states [B, segments, N, D] that enter the segments, of which the first, in REVERSE the last, is ``given`` [B, D, N] or zeros."""
     blocks: tl.constexpr = (D + DB - 1) // DB
     d = tl.program_id(0) % blocks * DB + tl.arange(0, DB)
     n = tl.program_id(0) // blocks % N
@@ -259,82 +278,90 @@ def chain(
             pieces = pieces + ((own, passed),)
         for i in tl.static_range(G):
             s = segments - 1 - first - i if REVERSE else first + i
-            enters = (s == segments - 1) | (s % PARTS == PARTS - 1) if REVERSE else s % PARTS == 0
-            to = states + ((b * rows + s // PARTS * step) * N + n) * D + d
-            tl.store(to, state, mask=enters & (first + i < segments) & real)
+            to = states + ((b * segments + s) * N + n) * D + d
+            tl.store(to, state, mask=(first + i < segments) & real)
             own, passed = pieces[i]
             state = tl.where(passed == float("inf"), own, _exp2(passed * fade) * state + own)
 
 
 @triton.jit
-def _pass(state, out, fade, tile, start, stop, initial, final, place, D: tl.constexpr, N: tl.constexpr, C: tl.constexpr):
-    """State after a tile, and ``out`` plus its outputs. Marks restart the state, and store it in ``final`` where a sequence ends."""
-    d, n, real = place
-    sums = ()  # type: tuple
-    for i in tl.static_range(C):
-        if start is not None:
-            state = tl.where(start[i] > 0, _given(initial, start[i], d, n, real, D, N), state)
-        state = _exp2(tile.steps[i] * fade) * state + tile.written[i] * tile.into[i]
-        sums = sums + (out[i] + state * tile.outof[i],)
-        if start is not None:
-            tl.store(final + ((stop[i] - 1).to(tl.int64) * D + d) * N + n, state, mask=(stop[i] > 0) & real)
-    return state, sums
+def _pass(
+    states, out, fades, steps, written, numbers, start, stop, initial, final, d, m, real,
+    D: tl.constexpr, N: tl.constexpr, C: tl.constexpr, H: tl.constexpr,
+):  # fmt: skip
+    """The H states from ``m`` on after a tile, and ``out`` plus their outputs.
+
+    Marks restart a state, and store it in ``final`` where a sequence ends.
+    """
+    moved = ()  # type: tuple
+    for h in tl.static_range(H):
+        state = states[h]
+        sums = ()  # type: tuple
+        into, outof = _numbers(numbers + h * TOGETHER, C), _numbers(numbers + (N + h) * TOGETHER, C)
+        for i in tl.static_range(C):
+            if start is not None:
+                state = tl.where(start[i] > 0, _given(initial, start[i], d, m + h, real, D, N), state)
+            state = _exp2(steps[i] * fades[h]) * state + written[i] * into[i]
+            sums = sums + (out[i] + state * outof[i],)
+            if start is not None:
+                tl.store(final + ((stop[i] - 1).to(tl.int64) * D + d) * N + m + h, state, mask=(stop[i] > 0) & real)
+        moved, out = moved + (state,), sums
+    return moved, out
 
 
 @triton.jit(do_not_specialize=["T", "padded", "tiles", "span", "segments"])
 def forward(
-    x, dt, a, both, skip, initial, starts, stops, states, last_states, y, final, T, padded, tiles, span, segments,
-    D: tl.constexpr, N: tl.constexpr, C: tl.constexpr, K: tl.constexpr, KEEP: tl.constexpr,
+    x, dt, a, both, skip, initial, starts, stops, states, kept, sums, y, final, T, padded, tiles, span, segments,
+    D: tl.constexpr, N: tl.constexpr, C: tl.constexpr, DB: tl.constexpr, H: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """y [B, T, D] and the last states, ``final`` [sequences, D, N].
 
-    ``states`` has what enters the segments. KEEP: it is [B, tiles, N, D], and gets the states before all other tiles; else it is
-    [B, segments, N, D], and the states change there. ``last_states`` [B, N, D] is for those after the last tile.
+    ``states`` [B, segments, N, D] has what enters the segments. ``kept`` [B, groups, N, D] gets the states before each GROUP of tiles.
+    ``sums`` [B, T, D] has the sums of the outputs over the states so far if not all N are computed at a time.
     """
-    block, d, real, s, b = _place(segments, D, K)
+    block, d, real, s, b = _place(segments, D, DB)
     first = s * span
     last = tl.minimum(first + span, tiles)
-    passing = tl.zeros([32 * K], tl.float32)
+    passing = tl.zeros([DB], tl.float32)
     if skip is not None:
         passing = tl.load(skip + d, mask=real, other=0.0).to(tl.float32)
-    for tile in range(first, last):
-        t = tile * C
-        corner = (b * T + t) * D + d
-        steps = _rows(dt, corner, t, T, real, D, C)
-        values = _rows(x, corner, t, T, real, D, C)
-        ahead = tl.minimum(tile + 1, last - 1)
-        _ahead(dt, block * (32 * K), b * T + ahead * C, b * T + T, D, C, K)
-        _ahead(x, block * (32 * K), b * T + ahead * C, b * T + T, D, C, K)
-        written, out = (), ()  # type: tuple, tuple
-        for i in tl.static_range(C):
-            written = written + (steps[i] * values[i],)
-            out = out + (passing * values[i],)
-        if starts is not None:
-            start, stop = _marks(starts, t, T, C), _marks(stops, t, T, C)
-            marked = _any(start, stop, C)
-        before = states + (b * tiles + tile if KEEP else b * segments + s) * N * D + d
-        after = before + N * D if KEEP else before
-        inner = tile + 1 < last
-        if starts is None:  # the final state was stored in the layout in which it is read
-            after = tl.where(inner, after, last_states + b * N * D + d)
-            inner = inner | (tile + 1 == tiles)
-        numbers = both + _place_of(b, t, padded, N)
-        for n in range(N):
-            fade = tl.load(a + n * D + d, mask=real, other=0.0)
-            state = tl.load(before + n * D, mask=real, other=0.0)
-            here = Tile(steps, written, _numbers(numbers + n * TOGETHER, C), _numbers(numbers + (N + n) * TOGETHER, C))
-            place = Channels(d, n, real)
-            if starts is None:
-                state, out = _pass(state, out, fade, here, None, None, None, final, place, D, N, C)
-            elif marked:
-                state, out = _pass(state, out, fade, here, start, stop, initial, final, place, D, N, C)
+    for m in range(0, N, H):
+        fades, here = _states(a + m * D + d, real, D, H), _states(states + ((b * segments + s) * N + m) * D + d, real, D, H)
+        for tile in range(first, last):
+            t = tile * C
+            corner = (b * T + t) * D + d
+            if kept is not None:
+                if tile % GROUP == 0:
+                    groups = (tiles + GROUP - 1) // GROUP
+                    _save(kept + ((b * groups + tile // GROUP) * N + m) * D + d, here, real, D, H)
+            steps = _rows(dt, corner, t, T, real, D, C)
+            values = _rows(x, corner, t, T, real, D, C)
+            ahead = tl.minimum(tile + 1, last - 1)
+            _ahead(dt, block * DB, b * T + ahead * C, b * T + T, D, C, DB)
+            _ahead(x, block * DB, b * T + ahead * C, b * T + T, D, C, DB)
+            written, out = (), ()  # type: tuple, tuple
+            for i in tl.static_range(C):
+                written = written + (steps[i] * values[i],)
+            if H == N:
+                for i in tl.static_range(C):
+                    out = out + (passing * values[i],)
             else:
-                state, out = _pass(state, out, fade, here, None, None, None, final, place, D, N, C)
-            tl.store(after + n * D, state, mask=inner & real)
-        for i in tl.static_range(C):
-            tl.store(y + corner + i * D, out[i].to(y.dtype.element_ty), mask=(t + i < T) & real)
-    if starts is None:
-        if s == segments - 1:
-            for n in range(N):
-                state = tl.load(last_states + (b * N + n) * D + d, mask=real, other=0.0)
-                tl.store(final + (b * D + d) * N + n, state, mask=real)
+                for i in tl.static_range(C):
+                    earlier = tl.load(sums + corner + i * D, mask=(m > 0) & (t + i < T) & real, other=0.0)
+                    out = out + (tl.where(m > 0, earlier, passing * values[i]),)
+            numbers = both + _place_of(b, t, padded, N) + m * TOGETHER
+            if starts is None:
+                here, out = _pass(here, out, fades, steps, written, numbers, None, None, None, final, d, m, real, D, N, C, H)
+            else:
+                start, stop = _marks(starts, t, T, C), _marks(stops, t, T, C)
+                if _any(start, stop, C):
+                    here, out = _pass(here, out, fades, steps, written, numbers, start, stop, initial, final, d, m, real, D, N, C, H)
+                else:
+                    here, out = _pass(here, out, fades, steps, written, numbers, None, None, None, final, d, m, real, D, N, C, H)
+            for i in tl.static_range(C):
+                if H < N:
+                    tl.store(sums + corner + i * D, out[i], mask=(m + H < N) & (t + i < T) & real)
+                tl.store(y + corner + i * D, out[i].to(y.dtype.element_ty), mask=(m + H == N) & (t + i < T) & real)
+        if starts is None:
+            if s == segments - 1:
+                _save(final + (b * D + d) * N + m, here, real, 1, H)

@@ -37,8 +37,11 @@ def scan(monkeypatch):
     if not GPU:
         from tests.ops.triton import interpreter  # noqa: F401
 
-        monkeypatch.setattr(selective_scan, "TOKENS", 4)
-        monkeypatch.setattr(selective_scan, "SHORTEST", 1)
+        for name in ("ENDS", "FORWARD", "BACKWARD"):
+            monkeypatch.setattr(selective_scan, name, getattr(selective_scan, name)._replace(tokens=4))
+        monkeypatch.setattr(selective_scan, "APART", 8)
+        monkeypatch.setattr(selective_scan, "HELD", 2)
+        monkeypatch.setattr(selective_scan, "HELD_AGAIN", 1)
     assert FILLED
     torch.use_deterministic_algorithms(True)
     yield selective_scan
@@ -117,6 +120,11 @@ def test_packed(initial, scan, device):
 def test_packed_across_segments(scan, device):
     cu = torch.tensor([0, 0, 700, 701, 2999, 3000, 3000], device=device, dtype=torch.int32)
     check(scan, arguments(device, 3000, 1, 96, 16, rows=6, strength=0.05), cu)
+
+
+def test_few_states_are_saved(scan, device):
+    a = arguments(device, 2 * scan.APART + 1)
+    assert KERNELS["triton"](*(t.requires_grad_() for t in a.values()), None)[2].shape == (2, 3, 3, 5)  # one for APART tokens
 
 
 def test_without_what_is_optional(scan, device):

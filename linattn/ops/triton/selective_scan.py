@@ -31,6 +31,7 @@ BACKWARD = Config(channels=2, tokens=8, registers=168, warps=4)
 APART = 64  # tokens between the states that forward saves for backward; a segment has a multiple of as many
 TOGETHER = kernels.TOGETHER.value
 HELD, HELD_AGAIN = 16, 8  # most states of a channel that a walk keeps in registers, and in backward the second walk of forward
+PACKED = 4  # the same for packed sequences but in forward: tiles with marks have code of their own, and compilation would take 20 s more
 REGISTERS = 65536 // 32  # registers of a multiprocessor, for each thread of a warp
 LARGEST = 256  # largest number of states of a channel
 MOST = 32767  # largest batch: a row takes two of at most 65,535 programs along a grid's second dimension
@@ -121,9 +122,10 @@ def _forward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     starts, stops = work.boundaries(cu, initial, last)
     states = recorder.empty(work.batch, work.segments, work.size, work.width, dtype=torch.float32)
     work.enter(x, dt, initial, starts, stops, states, reverse=False)
-    sums = None if work.held == work.size else recorder.empty(*x.shape, dtype=torch.float32)
+    held = _held(work.size, HELD)
+    sums = None if held == work.size else recorder.empty(*x.shape, dtype=torch.float32)
     tensors = (x, dt, work.faded, work.both, d, initial, starts, stops, states, kept, sums, y, last)
-    work(kernels.forward, FORWARD, tensors, H=work.held, GROUP=APART // FORWARD.tokens)
+    work(kernels.forward, FORWARD, tensors, H=held, GROUP=APART // FORWARD.tokens)
     return y, last, kept, starts, stops
 
 
@@ -166,7 +168,7 @@ def _backward(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
         BACKWARD,
         tensors + results,
         work.batch,
-        H=_held(work.size, HELD_AGAIN),
+        H=_held(work.size, HELD_AGAIN if cu is None else PACKED),
         GROUP=group,
         W=work.warps(BACKWARD),
     )
@@ -186,7 +188,6 @@ class _Launch:
         self.sequences = self.batch if cu is None else cu.shape[0] - 1
         self.padded = triton.cdiv(self.tokens, TOGETHER) * TOGETHER
         self.padded_size = triton.next_power_of_2(self.size)
-        self.held = _held(self.size, HELD)
         slots = scan.processors(x.device) * (REGISTERS // config.registers) // self.warps(config)
         wanted = max(1, slots // (self.batch * self.blocks(config)))
         self.span = triton.cdiv(triton.cdiv(self.tokens, wanted), APART) * APART
@@ -239,7 +240,7 @@ class _Launch:
             left = self.recorder.empty(*states.shape, dtype=torch.float32)
             total = self.recorder.empty(self.batch, self.segments, self.width, dtype=torch.float32)
             walked = (x, dt, self.faded, self.both, given, starts, stops, left, total)
-            self(kernels.ends, ENDS, walked, skipped=1, H=self.held, REVERSE=reverse)
+            self(kernels.ends, ENDS, walked, skipped=1, H=_held(self.size, HELD if starts is None else PACKED), REVERSE=reverse)
         grid = (triton.cdiv(self.width, 128) * self.size * self.batch, 1, 1)
         tensors = (left, total, self.faded, given if starts is None else None, states)
         constants = dict(D=self.width, N=self.size, DB=128, G=min(8, triton.next_power_of_2(self.segments)), REVERSE=reverse)

@@ -42,6 +42,7 @@ def scan(monkeypatch):
         monkeypatch.setattr(selective_scan, "APART", 8)
         monkeypatch.setattr(selective_scan, "HELD", 2)
         monkeypatch.setattr(selective_scan, "HELD_AGAIN", 1)
+        monkeypatch.setattr(selective_scan, "PACKED", 1)
     assert FILLED
     torch.use_deterministic_algorithms(True)
     yield selective_scan

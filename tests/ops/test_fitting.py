@@ -65,6 +65,13 @@ def test_stages_come_first_then_tiles_then_warps():
     ]  # fmt: skip
 
 
+def test_registers_of_all_threads_fit_a_multiprocessor():
+    constants = {"num_warps": 8, "num_stages": 1, "BV": 32, **fitting.registers(8)}
+    tried = [constants | change for change in fitting.shapes(constants, Tiles({"BV": 16}, lambda sizes: (1, 1, 1)))]
+    assert {t["num_warps"] for t in tried} == {8, 16} and fitting.registers(4) == {}
+    assert all(32 * t["num_warps"] * t["maxnreg"] <= fitting.REGISTERS for t in tried)
+
+
 def test_what_served_is_remembered_for_its_kind_alone():
     kernel = Kernel(lambda c: c["num_stages"] < 2 or c["BV"] < 64)
     start(kernel, BV=64, num_stages=3)

@@ -66,10 +66,22 @@ def compiled(tmp_path: Path, kind: str, rank: str, *words: str) -> list[dict]:
         assert kernel["shared"] <= SHARED_MEMORY["ampere" if "ampere" in words else "hopper"], kernel
         assert kernel["tensor_cores"] or kernel["name"] in ("chain", "fold", "shared"), kernel
         assert not kernel["not_alone"], kernel  # see hopper.common.barriers
+        assert not kernel["early"], kernel
         measured = kind == "plain" and kernel["name"] == "fused"  # known, see benchmarks/log.md
         own = kernel["module"].startswith("hopper.") and not measured
         assert not (kernel["serialized"] and own), kernel  # see hopper.operands.pinned
     return kernels
+
+
+def test_an_early_arrival_is_found():
+    from tests.ops.triton.compiling import early
+
+    load, barrier, warp = "ld.shared.b32 %r1, [%r2];", "bar.sync 2, 128;", "bar.warp.sync -1;"
+    arrival, awaited = "@%p1 mbarrier.arrive.shared::cta.b64 _, [%r3];", "@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r3], 64;"
+    for fine in ((barrier, load, barrier, arrival), (load, warp, arrival), (load, awaited), (load, "barrier.sync 1;", arrival)):
+        assert early("\n".join(fine)) == []
+    assert early(f"{barrier}\n{load}\n{arrival}") == [f"{arrival} after {load}"]
+    assert len(early(f"{barrier}\n{load}\n{warp}\n{arrival}")) == 1  # the warp is one of four
 
 
 @pytest.mark.slow
@@ -105,7 +117,7 @@ def test_the_trial_of_hoppers_own_kernels_compiles(tmp_path):
     done = python("-m", "tests.ops.triton.compiling", TRITON_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr[-4000:]
     (kernel,) = json.loads(done.stdout)
-    assert not kernel["not_alone"] and not kernel["spill_stores"] and not kernel["serialized"], kernel
+    assert not kernel["not_alone"] and not kernel["early"] and not kernel["spill_stores"] and not kernel["serialized"], kernel
 
 
 @pytest.mark.slow

@@ -5,8 +5,8 @@ A fourth word ``gluon`` selects the kernels used on a Hopper, in Gluon where the
 With ``ampere``, for a small Ampere (sm_86) and the largest heads. Without a word, the kernel of hopper/trial.py.
 
 Prints a JSON list of the kernels with their shared memory in bytes, the number of tensor core instructions, barriers whose memory is
-reused, and ptxas' report: registers and spilled bytes of a thread, and whether wgmma products are serialised. Uses the installed
-triton, or the first on PYTHONPATH.
+reused, early arrivals at barriers, and ptxas' report: registers and spilled bytes of a thread, and whether wgmma products are
+serialised. Uses the installed triton, or the first on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -64,6 +64,26 @@ def not_alone(ptx: str) -> list[int]:
     return [at for at in barriers if barriers.count(at) > 1 or any(first < at + 8 and at < end for first, end in spans)]
 
 
+def early(ptx: str) -> list[str]:
+    """Arrivals at an mbarrier with accesses to shared memory since the last barrier of the warps, each with the last access.
+
+    One thread arrives for its warps, which orders their accesses only behind such a barrier; the compiler has to add it. Reads the
+    instructions in the order of the text, one part of a specialised kernel after the other.
+    """
+    found = []
+    for part in ptx.split("barrier.sync"):  # where specialised warps start and end
+        barrier = "bar.sync" if "bar.sync" in part else "bar.warp.sync"  # the latter in parts of one warp
+        access = None
+        for line in map(str.strip, part.splitlines()):
+            if barrier in line:
+                access = None
+            elif re.search(r"\b(?:ld|st)(?:\.shared|matrix)", line):
+                access = line
+            elif access and re.search(r"mbarrier\.arrive\.(?!expect_tx)", line):
+                found.append(f"{line} after {access}")
+    return found
+
+
 def resources(ptx: str, arch: int) -> dict[str, int | bool]:
     """Report of this triton's ptxas on a kernel."""
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
@@ -84,7 +104,8 @@ def trial() -> list[dict]:
     triton.runtime.driver.set_active(Driver(90))
     x, weights, y = trial._example(torch.device("cpu"))
     compiled = trial.trial.warmup(x, weights, y, C=trial.SIZE, num_warps=4, grid=(1,), **launch.FUSED)
-    return [dict(name="trial", not_alone=not_alone(compiled.asm["ptx"]), **resources(compiled.asm["ptx"], 90))]
+    ptx = compiled.asm["ptx"]
+    return [dict(name="trial", not_alone=not_alone(ptx), early=early(ptx), **resources(ptx, 90))]
 
 
 def kernels(kind: str, rank: str, dtype: torch.dtype, how: str = "") -> list[dict]:
@@ -112,7 +133,7 @@ def kernels(kind: str, rank: str, dtype: torch.dtype, how: str = "") -> list[dic
         if kernel.hash not in compiled:
             compiled[kernel.hash] = dict(
                 name=self.fn.__name__, module=module, shared=kernel.metadata.shared, tensor_cores=tensor_cores, not_alone=not_alone(ptx),
-                **resources(ptx, kernel.metadata.target.arch),
+                early=early(ptx), **resources(ptx, kernel.metadata.target.arch),
             )  # fmt: skip
         return kernel
 

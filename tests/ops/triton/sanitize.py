@@ -110,12 +110,12 @@ def steps() -> None:
     from linattn.models.quantised import Format
     from linattn.ops.recurrent_step import recurrent_step_
     from linattn.ops.torch.linears import Norm
-    from linattn.ops.triton import convolution_step, deferred, linears, quantised
+    from linattn.ops.triton import convolution_step, decode, deferred, linears, quantised
     from linattn.ops.triton.rows import Table
     from linattn.quantization.rounding import rounded
     from tests.ops import cases
     from tests.ops.steps import token
-    from tests.ops.triton.device import DEVICE
+    from tests.ops.triton.device import DEVICE, here
     from tests.ops.triton.test_deferred import steps as deferred_steps
 
     for dtype in map(partial(getattr, torch), DTYPES):
@@ -129,6 +129,9 @@ def steps() -> None:
             x, norm = new(rows, 1024), new(size)
             linears.linears(x, weights, [None, new(24)], Norm(norm, 1e-6, size, new(rows, 1024)), None, False, counters=counters)
             linears.linears(x, [weights[0]] * 2, [None] * 2, None, new(rows, 40), True)
+        for kind in KINDS:
+            small = cases.make(kind, "BTHK", B=2, T=1, H=2, Hk=1, K=8, V=8)
+            decode.recurrent(inputs(here(small.to(dtype))))
         for kind, rank in product(("plain", "beta"), ("none", "BTH", "BTHK")):
             deferred_steps(cases.make(kind, rank, B=2, T=4, H=2, Hk=1, K=24, V=20), 3, deferred.step_, dtype)
         for form, rows in product((Format("int8"), Format("int4", 32)), (1, 3, 20)):

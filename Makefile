@@ -99,7 +99,7 @@ SLOW := tests/atlas tests/bench/test_source.py tests/cli/test_list_show.py tests
 		every_mixer_in_two_processes_equals_one) tests/train \
 	$(addprefix tests/ops/test_triton.py::test_,compiles_for_hopper[bfloat16-plain-BTH] \
 		$(addprefix hoppers_own_kernels_compile,[plain-BTHK] [beta-BTH] [erase-BTHK]) \
-		hoppers_own_kernels_take_wide_values_in_parts[plain-BTH] interpreted_at_length[test_parts.py] \
+		hoppers_own_kernels_take_wide_values_in_parts[plain-BTH] interpreted_at_length[test_parts.py] interpreted_at_length[test_sanitize.py] \
 		$(addprefix the_largest_heads_fit_a_small_ampere,[plain-BTH] [beta-BTHK] [erase-BTHK])) \
 	tests/ops/test_table.py::test_it_runs_under_the_interpreter tests/targets/test_targets.py::test_compiles[sm_100]
 

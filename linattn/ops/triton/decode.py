@@ -28,9 +28,7 @@ from linattn.ops.torch import linear_attention as portable
 from linattn.ops.triton import fitting, launch, table
 
 LARGEST = 512  # largest key size, whose tile must fit into registers
-# Numbers of a warp's tile from which on each lane adds products of its own before sums over lanes. A single product would fuse with the
-# first of these and differ from lane to lane in its last bit, and which lane hands on the result is open.
-SUMMED = 256
+SUMMED = 256  # numbers of a warp's tile from which on each lane adds several products itself before sums over lanes
 
 
 @triton.jit
@@ -245,12 +243,13 @@ def _walk(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
     BK, BV, warps = tile(K, V, states)
     steps = (*_steps(q), *_steps(k), *_steps(v), *_steps(decay, _per_channel(decay)), *_steps(beta, vector=False))
     overlap: dict[str, Any] = {"launch_pdl": True} if overlapped else {}
+    how = launch.UNFUSED if SUMMED * warps > BK * BV else launch.FUSED
     recorder.launch(
         recurrence, (states * -(-V // BV), 1, 1),
         (q, k, v, decay, beta, read, write, bonus, initial, initial_z, cu, o, denominator, final, final_z),
         (*steps, *_steps(read), *_steps(write), T, scale, unit or 0.0),
         H=H, GROUP=H // k.shape[2], K=K, V=V, BK=BK, BV=BV, PER_CHANNEL=_per_channel(decay), UNIT=unit is not None, OVERLAPPED=overlapped,
-        num_warps=warps, num_stages=1, enable_fp_fusion=SUMMED * warps <= BK * BV, **overlap,
+        num_warps=warps, num_stages=1, **how, **overlap,
     )  # fmt: skip
     return o, denominator
 

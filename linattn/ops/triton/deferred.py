@@ -177,11 +177,10 @@ def _body(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
         (*_steps(q), *_steps(k), *_steps(decay, per_channel), scale),
         H=H, GROUP=H // k.shape[2], K=K, BK=BK, SLOTS=slots, BN=BN, PER_CHANNEL=per_channel, num_warps=2, num_stages=1, **overlap,
     )  # fmt: skip
-    # Fused, a product and its sum over lanes differ from lane to lane in their last bit, and which lane hands on the result is open.
     recorder.launch(
         deferred_step, (rows * H * -(-V // BV), 1, 1), (v, beta, state, values, calls, weighed, products, o),
         (*_steps(v), *_steps(beta, vector=False)),
         H=H, K=K, V=V, BK=BK, BV=BV, SLOTS=slots, BN=BN, num_warps=max(1, BK * BV // (32 * NUMBERS)), num_stages=1,
-        enable_fp_fusion=False, **overlap,
+        **launch.UNFUSED, **overlap,
     )  # fmt: skip
     return (o,)

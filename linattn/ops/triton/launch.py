@@ -14,10 +14,11 @@ from triton.runtime.driver import driver
 
 from linattn.ops import gpu
 from linattn.ops.triton import probe
-from linattn.ops.triton.record import FUSED, Compiler, Program, Recorder, Tensors, on_device
+from linattn.ops.triton.record import FUSED, UNFUSED, Compiler, Program, Recorder, Tensors, on_device
 
 __all__ = [
     "FUSED",
+    "UNFUSED",
     "Compiler",
     "Program",
     "Recorder",

@@ -17,7 +17,10 @@ from linattn.ops.triton import fitting
 from linattn.ops.triton.fitting import Grid, Tiles
 
 ALIGNED = 256  # bytes
-FUSED = {"enable_fp_fusion": True}  # used in all measurements; explicit, since Triton 3.9 warns about a change of its default
+FUSED: dict[str, Any] = {"enable_fp_fusion": True}  # explicit, since Triton 3.9 warns about a change of its default
+# Where each lane has one product of a sum over lanes: fused with the first addition, it would differ from lane to lane in its last bit, and
+# which lane hands on the sum is open.
+UNFUSED: dict[str, Any] = {"enable_fp_fusion": False}
 Tensors = tuple[Any, ...]  # each a tensor or None
 
 

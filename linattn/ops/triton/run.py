@@ -18,7 +18,7 @@ from linattn.ops.triton.arguments import Gradients, strides
 from linattn.ops.triton.call import Call
 from linattn.ops.triton.fitting import Tiles, registers
 from linattn.ops.triton.hopper import choice
-from linattn.ops.triton.launch import Tensors
+from linattn.ops.triton.launch import UNFUSED, Tensors
 from linattn.ops.triton.plan import ALL, CHANNEL, DELTA, ERASE, HEAD, KEY, NONE, PLAIN, QUERY, READ, WRITE, power_of_two
 
 UNSETTLED = 64  # most channels at once where decays exceed the range of one product: more spill registers
@@ -348,11 +348,10 @@ class Run(Call):
             more = (self.plan.length, part) if anchors else ()
             if anchors:
                 most |= {"SPAN": self._span(), "ANCHORS": anchors, "ROLE": role, "IN_PARTS": part > 0}
-            # Fused, a product and its sum over lanes differ from lane to lane in their last bit, and which lane writes the result is open.
             self.recorder.launch(
                 kernel, grid(anchors, blocks), (*tensors, so_far, done), (*numbers, *more),
                 tiles=Tiles(dict.fromkeys(("BV", "BK"), self.narrowest), partial(grid, anchors)),
-                num_warps=c.warps, num_stages=c.stages, enable_fp_fusion=False, UNIT=unit, **blocks, **most, **constants,
+                num_warps=c.warps, num_stages=c.stages, **UNFUSED, UNIT=unit, **blocks, **most, **constants,
             )  # fmt: skip
 
     def _few(self, items: int) -> tuple[int, int, int]:

@@ -107,11 +107,10 @@ def _step(recorder: launch.Recorder, *arguments: Any) -> launch.Tensors:
         *_strides(state, 4), *_strides(x, 3), *_strides(dt, 3), *_heads(a, 3), *_strides(b, 3), *_strides(c, 3), *_heads(d, 2),
         *_heads(bias, 2), *_strides(z, 3), low, high,
     )  # fmt: skip
-    # Fused, a product and its sum over lanes differ from lane to lane in their last bit, and which lane hands on the output is open.
     recorder.launch(
         step_kernel, (triton.cdiv(width, PB), rows, heads), (state, x, dt, a, b, c, d, bias, z, y), numbers,
         H=heads, GROUP=heads // b.shape[1] if b.ndim == 3 else 1, P=width, N=size, PB=PB, NB=NB, SOFTPLUS=softplus, num_warps=1,
-        enable_fp_fusion=False,
+        **launch.UNFUSED,
     )  # fmt: skip
     return (y,)
 

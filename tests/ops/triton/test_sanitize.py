@@ -57,4 +57,5 @@ def test_races_within_a_warpgroup_are_told_and_those_between_two_of_a_hopper_ker
     assert sanitize.races(report(0, 130, hopper)) == ""
     assert sanitize.races(report(0, 127, hopper)) == f"1 hazards: f+0x10 in {hopper}:1 and f+0x20 in {hopper}:2"
     assert sanitize.races(report(0, 130, other) * 2).startswith("2 hazards: f+0x10")
+    assert "not understood" in sanitize.races(report(0, 130, hopper) + "Error: Potential RAW hazard detected at __shared__ 0x44\n")
     assert "not understood" in sanitize.races("========= RACECHECK SUMMARY: 3 hazards displayed")
